@@ -1,0 +1,128 @@
+"""One rule for what may be stored, and the bytes that it becomes.
+
+The rule, applied once, at the gate: NUL becomes U+2400 (SYMBOL FOR NULL), a lone surrogate becomes U+FFFD,
+NaN and the infinities become the strings "NaN", "Infinity" and "-Infinity". The six literal characters
+``\\u0000`` are ordinary text and stay. Everything else must be JSON; what is not raises
+`UnserializableError` with the path. No module path, pickle or constructor is ever stored, so reading
+back can't run code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from dataclasses import asdict, is_dataclass
+from typing import Any, Protocol, cast
+
+import pydantic_core
+
+from perdure.core.errors import UnserializableError
+
+NUL = "\u2400"
+LONE = "\ufffd"
+_BAD_TEXT = re.compile("[\x00\ud800-\udfff]")
+
+
+class Codec(Protocol):
+    """What a user may put between the engine and the stored bytes: encryption, compression.
+
+    It sees messages, inputs, outputs, errors and artifacts; never the columns that the engine queries.
+    """
+
+    def encode(self, data: bytes) -> bytes: ...
+
+    def decode(self, data: bytes) -> bytes: ...
+
+
+class PlainCodec:
+    """Bytes as they are."""
+
+    def encode(self, data: bytes) -> bytes:
+        return data
+
+    def decode(self, data: bytes) -> bytes:
+        return data
+
+
+def clean_text(text: str) -> str:
+    """`text` with NUL and lone surrogates replaced by the rule."""
+    if text.isascii() and "\x00" not in text:
+        return text
+    return _BAD_TEXT.sub(lambda found: NUL if found[0] == "\x00" else LONE, text)
+
+
+def clean(value: Any, *, path: str = "$") -> Any:
+    """`value` as plain JSON data, by the rule.
+
+    Pydantic models, dataclasses, dates, decimals, enums and the like become what Pydantic makes of them in JSON mode.
+
+    Raises:
+        UnserializableError: Something in it has no JSON form; `details["path"]` says where.
+    """
+    if value is None or value is True or value is False:
+        return value
+    kind = type(value)
+    if kind is str:
+        return clean_text(value)
+    if kind is int:
+        return value
+    if kind is float:
+        return value if math.isfinite(value) else "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if kind is dict:
+        pairs = cast(dict[Any, Any], value).items()
+        return {_key(name, path): clean(each, path=f"{path}.{name}") for name, each in pairs}
+    if kind is list or kind is tuple:
+        return [clean(each, path=f"{path}[{at}]") for at, each in enumerate(cast(list[Any], value))]
+    if is_dataclass(value) and not isinstance(value, type):
+        return clean(_fields(value), path=path)
+    try:
+        plain = pydantic_core.to_jsonable_python(value, inf_nan_mode="constants", by_alias=True)
+    except Exception as error:
+        raise UnserializableError(
+            f"{path}: a {kind.__module__}.{kind.__qualname__} can't be stored as JSON. Return plain data.", path=path
+        ) from error
+    if type(plain) is kind:
+        raise UnserializableError(f"{path}: a {kind.__qualname__} can't be stored as JSON. Return plain data.", path=path)
+    return clean(plain, path=path)
+
+
+def _fields(value: Any) -> Any:
+    try:
+        return pydantic_core.to_jsonable_python(value, inf_nan_mode="constants")
+    except Exception:
+        # Walked by hand only to name the field that can't be stored.
+        return {name: getattr(value, name) for name in asdict_names(value)}
+
+
+def asdict_names(value: Any) -> list[str]:
+    """The field names of a dataclass instance, in order."""
+    return list(getattr(type(value), "__dataclass_fields__", {})) or list(asdict(value))
+
+
+def _key(name: Any, path: str) -> str:
+    if isinstance(name, str):
+        return clean_text(name)
+    if name is None or isinstance(name, (bool, int, float)):
+        return clean_text(json.dumps(clean(name)).strip('"'))
+    plain = clean(name, path=f"{path}.<key>")
+    if isinstance(plain, str):
+        return plain
+    raise UnserializableError(f"{path}: a key of type {type(name).__qualname__} can't be stored as JSON.", path=path)
+
+
+def dump(value: Any) -> str:
+    """Compact JSON of a value that is clean already. Non-ASCII stays readable."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def load(text: str | bytes | None) -> Any:
+    """What `dump` wrote; None for None."""
+    return None if text is None else json.loads(text)
+
+
+def fingerprint(value: Any) -> str:
+    """SHA-256 in hex of a clean value, whatever the order of its keys."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
