@@ -16,8 +16,27 @@ from typing import Any, Literal, Protocol, Self
 from perdure.core.artifact import Artifact
 from perdure.core.checkpoint import Checkpoint
 from perdure.core.commit import (
-    Admitted, Cancelled, CancelRequest, ClaimRequest, Commit, Committed, EffectFilter, Lease, Loaded, NewRun, Renewed, Resolve, Resolved,
-    Retried, RetryRequest, RunFilter, SettleEffect, Signal, SweepRequest, Swept, WaitFilter,
+    Admitted,
+    Cancelled,
+    CancelRequest,
+    ClaimRequest,
+    Commit,
+    Committed,
+    EffectFilter,
+    Lease,
+    Loaded,
+    NewRun,
+    Renewed,
+    Resolve,
+    Resolved,
+    Retried,
+    RetryRequest,
+    RunFilter,
+    SettleEffect,
+    Signal,
+    SweepRequest,
+    Swept,
+    WaitFilter,
 )  # fmt: skip
 from perdure.core.effect import Effect
 from perdure.core.event import Delta, Event, Reset
