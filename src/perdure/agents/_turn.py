@@ -109,11 +109,17 @@ class ModelFailed(PerdureError):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What was decided about a call that needed approval."""
+    """What was decided about a call that needed approval or was deferred.
+
+    `approved` runs it (with `args` in place of the model's, where given), otherwise `message` is the denial that the model sees. `answered` True means that
+    the call's result is `result` and no body runs: for deferred and external calls.
+    """
 
     approved: bool
     args: dict[str, Any] | None = None
     message: str | None = None
+    answered: bool = False
+    result: Any = None
 
 
 class Host(Protocol):

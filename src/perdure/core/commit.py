@@ -294,6 +294,8 @@ class Loaded:
 
     `checkpoint` is the one with the highest index of the current generation, or None. `steps` are the rows of that index, `effects` those of
     the current generation, `held` the effects of earlier generations and of the fork's ancestor, `waits` every row of the current generation.
+    `model_calls` counts the llm steps of this generation that have no error; `recent` are its last llm steps (at most `RECENT_STEPS`), oldest first,
+    so that counters come from what is stored, never from memory.
     """
 
     run: Run
@@ -302,6 +304,8 @@ class Loaded:
     effects: tuple[Effect, ...]
     held: tuple[Effect, ...]
     waits: tuple[WaitPoint, ...]
+    model_calls: int = 0
+    recent: tuple[Step, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,3 +91,6 @@ TICK: Final = timedelta(seconds=1)
 
 LOG_FLUSH: Final = timedelta(milliseconds=200)
 """How long a log line may wait for a commit to ride on."""
+
+RECENT_STEPS: Final = 16
+"""Llm steps that an execution reads to know how often in a row something happened: above every such limit."""
