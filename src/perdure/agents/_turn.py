@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal, Protocol
 
+from pydantic_ai.exceptions import ApprovalRequired, CallDeferred, ModelRetry, ToolFailed
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse
 
 from perdure.core.budget import Usage
@@ -154,6 +155,13 @@ class Session(Protocol):
         """The whole history as it stands, ending on the response after `ask` and on the request after `answer`."""
         ...
 
+    async def calls(self) -> tuple[Call, ...]:
+        """The calls of the response that the history ends on, with what is known of their tools today (`known` False: gone); empty where it ends otherwise.
+
+        For an execution that enters a stored step again: it connects toolsets, and calls no model and no tool.
+        """
+        ...
+
     async def ask(self) -> Reply:
         """One model call. After `ModelFailed`, `ask` again tries the same request anew; the history is as before the call."""
         ...
@@ -169,3 +177,21 @@ class Session(Protocol):
     def drop(self) -> None:
         """Forget the last response (an empty one), so that `ask` sends the same request again."""
         ...
+
+
+__all__ = [
+    "Answered",
+    "ApprovalRequired",
+    "Call",
+    "CallDeferred",
+    "Decision",
+    "Finished",
+    "Host",
+    "ModelFailed",
+    "ModelRetry",
+    "Reply",
+    "ReplyKind",
+    "Result",
+    "Session",
+    "ToolFailed",
+]
