@@ -123,7 +123,7 @@ class Commit:
     """One write of a running run, conditional on status, epoch, token and `commit_no` (the row's + 1).
 
     `usage` is the run's own total, absolute. `progress` is True when it stores a response, an answer or a new wait row: it resets the deaths.
-    `children` are admitted in the same transaction. `takes` are ids of signals that a tool consumed.
+    `children` are admitted in the same transaction. The store adds its own events after `events`: those of `core/facts.py`, nobody else writes them.
     """
 
     run_id: str
@@ -154,7 +154,8 @@ class Outcome(StrEnum):
 class Committed:
     """The store's answer. `first_event` is the number of the commit's first event, the same when it is repeated.
 
-    `opened` are the ids of the wait rows that this commit opened: a row that is answered already is not opened, and its answer is in `answered`.
+    `opened` are the ids of the wait rows that this commit opened, `answered` of those that it wrote resolved, because the answer was there already. A row
+    whose question is open already is in neither.
     """
 
     outcome: Outcome
@@ -163,6 +164,7 @@ class Committed:
     cancel_requested: bool
     first_event: int = 0
     opened: tuple[str, ...] = ()
+    answered: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -335,8 +337,9 @@ class WaitFilter:
 
 @dataclass(frozen=True, slots=True)
 class EffectFilter:
-    """Which effects to list, oldest first."""
+    """Which effects to list, oldest first. `claim` is a business key."""
 
     run_id: str | None = None
     state: tuple[str, ...] = ()
+    claim: str | None = None
     limit: int = 100

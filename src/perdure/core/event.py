@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 EVENT_TYPES: Final = (
     "run.created", "run.claimed", "run.waiting", "run.released", "run.recovered", "run.retried", "run.cancel_requested", "run.settled",
     "step.completed", "step.failed", "step.retried", "tool.completed", "tool.failed",
-    "wait.opened", "wait.resolved", "wait.extended", "wait.warned", "wait.notified",
+    "wait.opened", "wait.voted", "wait.resolved", "wait.extended", "wait.warned", "wait.notified",
     "effect.started", "effect.done", "effect.failed", "effect.unknown", "effect.planned", "effect.held",
     "budget.reached", "budget.topped_up", "version.changed", "signal.received", "thread.kept", "log",
 )  # fmt: skip

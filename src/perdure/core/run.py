@@ -151,7 +151,7 @@ class Run:
     `epoch`, `claim_token` and `commit_no` stay on the row until the next claim, so that a repeated
     commit is always told the truth. `lease_owner` and `lease_expires_at` are set while `running`.
     `settlement` counts entries into a final status; a retry names the one that it answers.
-    `seq` is the order of admission in this store.
+    `seq` is the order of admission in this store. `head` is the run that its thread's head named at the first claim of this generation.
     """
 
     id: str
@@ -189,6 +189,12 @@ class Run:
     deadline: datetime | None = None
     next_event: int = 1
     next_step: int = 1
+    head: str | None = None
+
+    @property
+    def forked(self) -> bool:
+        """Whether `parent_run` is the run that this one was forked from: an ancestor, but nobody's child."""
+        return self.trigger.source == "fork"
 
     @property
     def thread(self) -> str | None:

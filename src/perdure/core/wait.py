@@ -64,7 +64,8 @@ class WaitWrite:
     `question` names what is asked, unique among the rows of a step (`approval:<position>`, `effect:<key>`, …): a commit that would open a second
     *open* row for one question opens none. `name` is the event that an `event` row takes from the inbox, `child` the run whose settlement
     resolves it, `expires_at` the end; a `timer` resolves at `expires_at` as `timer`. `data` is JSON for people and notifiers
-    (tool, input, schema, old worker, policy …). `warn_at` is when one warning goes out.
+    (tool, input, schema, old worker, policy …). `warn_at` is when one warning goes out. A `budget` row carries in `data["budget"]` the budget that its
+    author saw: another one on the run by then means that the top-up came first. An `effect` row may name another run's effect: it is woken when that one is settled.
     """
 
     id: str
