@@ -1,0 +1,268 @@
+"""What an answer does to a wait row, and to the effect that it is about (tables W and E). Values and `now` in, a verdict out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from perdure.core.commit import Resolve, ResolveOutcome, Signal
+from perdure.core.effect import Effect, EffectState
+from perdure.core.endings import own_effect
+from perdure.core.limits import EFFECT_GRACE
+from perdure.core.run import Run
+from perdure.core.wait import Resolution, ResolutionKind, WaitPoint, WaitWrite
+
+ANSWERED: Final = frozenset({ResolutionKind.ANSWER, ResolutionKind.EVENT})
+"""What a caller may say. A timer, an expiry and a cancel are the store's own words."""
+
+EFFECT_DECISIONS: Final = frozenset({"done", "run", "fail"})
+PEOPLE: Final = frozenset({"approval", "effect", "budget", "attention"})
+"""Kinds of rows that somebody is told about; events and timers wait for nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Who may decide an approval, and how many of them: `WaitWrite.data["policy"]`."""
+
+    approvers: tuple[str, ...] = ()
+    quorum: int = 1
+    not_requester: bool = False
+    requester: str | None = None
+
+    @classmethod
+    def of(cls, row: WaitWrite) -> Policy:
+        data = row.data.get("policy") or {}
+        return cls(tuple(data.get("approvers") or ()), data.get("quorum") or 1, bool(data.get("not_requester")), data.get("requester"))
+
+    def refusal(self, by: str | None) -> str | None:
+        """Why this person may not decide; None if they may."""
+        if by is None and (self.approvers or self.quorum > 1 or self.not_requester):
+            return "This request takes named answers only: say who decides."
+        if self.approvers and by not in self.approvers:
+            return f"{by} is not among those who may decide this request."
+        if self.not_requester and by == self.requester:
+            return f"{by} asked for this, so somebody else must decide it."
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What becomes of an answer. `resolution` is written where the outcome is `resolved`, `votes` where it is `voted`."""
+
+    outcome: ResolveOutcome
+    resolution: Resolution | None = None
+    votes: tuple[dict[str, Any], ...] = ()
+    message: str | None = None
+
+
+def due(row: WaitWrite, now: datetime) -> bool:
+    """Whether only *expired* (for a timer: its end) is possible. An effect of unknown outcome never expires."""
+    return row.kind != "effect" and row.expires_at is not None and row.expires_at <= now
+
+
+def fails_run(row: WaitWrite) -> bool:
+    """Whether the expiry of this row fails its run: only the sweep of the waiting run may then close it."""
+    return row.on_expiry == "fail" and row.kind not in ("timer", "effect")
+
+
+def expiry(row: WaitWrite, now: datetime) -> Resolution:
+    """How time closes a row: by nobody."""
+    return Resolution(ResolutionKind.TIMER if row.kind == "timer" else ResolutionKind.EXPIRED, at=now)
+
+
+def judge(wait: WaitPoint, request: Resolve, *, now: datetime, effect: Effect | None = None, tokens: Collection[str] = ()) -> Verdict:
+    """Whether an answer closes a row: a compare-and-set, whatever the run's status.
+
+    Args:
+        wait: The row as it stands, taken under its run's lock.
+        request: The answer.
+        now: The store's clock.
+        effect: The effect that `wait.row.effect_key` names, if there is one.
+        tokens: Hashes of the secret tokens that were sent for this row.
+    """
+    said = replace(request.resolution, at=now)
+    if wait.resolution is not None:
+        return _stands(wait.resolution, said)
+    if request.input_hash is not None and request.input_hash != wait.row.input_hash:
+        return Verdict(ResolveOutcome.CONFLICT, message="The input that was shown is not the input of this request.")
+    if due(wait.row, now):
+        return Verdict(ResolveOutcome.EXPIRED, message="The request ran out before this answer came.")
+    if request.token_hash is not None and request.token_hash not in tokens:
+        return Verdict(ResolveOutcome.REFUSED, message="This token is not one of this request's.")
+    refusal = _refusal(wait, said, effect, now)
+    if refusal is not None:
+        return Verdict(ResolveOutcome.REFUSED, message=refusal)
+    return _count(wait, said, Policy.of(wait.row))
+
+
+def _stands(winner: Resolution, said: Resolution) -> Verdict:
+    if winner.same_as(said) or (said.decision is not None and _agrees(winner, said)):
+        return Verdict(ResolveOutcome.ALREADY)
+    if winner.kind is ResolutionKind.EXPIRED:
+        return Verdict(ResolveOutcome.EXPIRED, message="The request ran out before this answer came.")
+    who = f" by {winner.by}" if winner.by else ""
+    return Verdict(ResolveOutcome.CONFLICT, message=f"It was closed{who} already: {winner.decision or winner.kind}.")
+
+
+def _agrees(winner: Resolution, said: Resolution) -> bool:
+    """Whether `said` is what one of several voters said before: the record joins them, so their reasons may differ."""
+    return winner.kind is said.kind and (winner.decision, winner.value) == (said.decision, said.value) and said.by in (winner.by or "").split(", ")
+
+
+def _refusal(wait: WaitPoint, said: Resolution, effect: Effect | None, now: datetime) -> str | None:
+    if said.kind not in ANSWERED:
+        return f"Nobody can say {said.kind}: that is for the store to find."
+    if wait.kind == "timer":
+        return "A timer waits for nobody's answer."
+    if wait.kind == "effect":
+        return _effect_refusal(wait, said, effect, now)
+    return Policy.of(wait.row).refusal(said.by)
+
+
+def _effect_refusal(wait: WaitPoint, said: Resolution, effect: Effect | None, now: datetime) -> str | None:
+    if effect is None or not own_effect(wait):
+        return f"This call waits for effect {wait.row.effect_key}: settle that one."
+    if said.decision not in EFFECT_DECISIONS:
+        return f"Of an effect one may say done, run or fail, not {said.decision!r}."
+    if said.decision == "run" and not may_run_again(effect, now):
+        return f"The try before may still be running until {quiet_at(effect).isoformat()}: say 'run' after that."
+    return None
+
+
+def _count(wait: WaitPoint, said: Resolution, policy: Policy) -> Verdict:
+    """One answer decides, unless several approvals are asked for; one denial always does."""
+    if policy.quorum <= 1 or said.decision != "approve":
+        return Verdict(ResolveOutcome.RESOLVED, said)
+    if any(vote["by"] == said.by for vote in wait.votes):
+        same = any(vote["by"] == said.by and vote["value"] == said.value for vote in wait.votes)
+        return Verdict(ResolveOutcome.ALREADY if same else ResolveOutcome.CONFLICT, message=f"{said.by} has voted already.")
+    if wait.votes and wait.votes[0]["value"] != said.value:
+        return Verdict(ResolveOutcome.CONFLICT, message="The votes before this one approve another input.")
+    votes = (*wait.votes, said.to_json())
+    if len(votes) < policy.quorum:
+        return Verdict(ResolveOutcome.VOTED, votes=votes)
+    return Verdict(ResolveOutcome.RESOLVED, replace(said, by=", ".join(vote["by"] for vote in votes)), votes=votes)
+
+
+def quiet_at(effect: Effect) -> datetime:
+    """When the last try of `effect` can't be running any more, by the store's clock. Only for an effect that was started."""
+    assert effect.started_at is not None
+    return effect.started_at + timedelta(seconds=effect.row.time_limit or 0) + EFFECT_GRACE
+
+
+def may_run_again(effect: Effect, now: datetime) -> bool:
+    """Whether "run it" may be accepted, and a verify callback be asked."""
+    return effect.started_at is None or quiet_at(effect) <= now
+
+
+def effect_answered(effect: Effect, resolution: Resolution, now: datetime) -> Effect:
+    """An unknown effect after a person's word: `done` with the result, `fail`, or `run` (planned again, with a permission to use once)."""
+    by = resolution.by
+    if resolution.decision == "done":
+        changed = effect.became(EffectState.DONE, result=resolution.value, error=None, permit=False)
+    elif resolution.decision == "run":
+        changed = effect.became(EffectState.PLANNED, permit=True)
+    else:
+        message = resolution.reason or "A person said that it did not happen and is not to be tried again."
+        changed = effect.became(EffectState.FAILED, error={"code": "effect_unknown", "message": message}, permit=False)
+    return replace(changed, settled_at=now, settled_by=by)
+
+
+def answered_before(effect: Effect, resolution: Resolution) -> bool:
+    """Whether `effect` already stands as this answer would leave it, so that a repeated one is told the truth."""
+    if effect.settled_at is None:
+        return False
+    after = effect_answered(effect, resolution, effect.settled_at)
+    return (effect.state, effect.row.result, effect.row.permit) == (after.state, after.row.result, after.row.permit)
+
+
+def blocks_key(effect: Effect) -> bool:
+    """Whether an effect of this state refuses another start under its business key (E6)."""
+    return effect.state in (EffectState.STARTED, EffectState.UNKNOWN, EffectState.DONE)
+
+
+def effect_news(effect: Effect, now: datetime) -> Resolution | None:
+    """What a row that waits for this effect is told; None while its outcome is open."""
+    if effect.state in (EffectState.STARTED, EffectState.UNKNOWN):
+        return None
+    value = {"effect": effect.key, "state": str(effect.state), "result": effect.row.result, "error": effect.row.error}
+    return Resolution(ResolutionKind.EVENT, value=value, at=now)
+
+
+def child_news(child: Run, now: datetime) -> Resolution | None:
+    """What a row that waits for this run is told; None until it has settled."""
+    if not child.status.final:
+        return None
+    error = None if child.error is None else child.error.to_json()
+    return Resolution(ResolutionKind.EVENT, value={"run": child.id, "status": str(child.status), "output": child.output, "error": error}, at=now)
+
+
+def signal_news(signal: Signal, now: datetime) -> Resolution:
+    return Resolution(ResolutionKind.EVENT, value=signal.payload, via=f"signal:{signal.id}", at=now)
+
+
+def budget_news(row: WaitWrite, run: Run, now: datetime) -> Resolution | None:
+    """The top-up that came before the row: the run's budget is no longer the one that the row's author saw."""
+    seen, stands = row.data.get("budget"), run.budget.to_json()
+    if seen is None or seen == stands:
+        return None
+    return Resolution(ResolutionKind.ANSWER, decision="top_up", value=stands, at=now)
+
+
+def answer_at_birth(
+    row: WaitWrite, run: Run, *, now: datetime, signal: Signal | None = None, child: Run | None = None, effect: Effect | None = None
+) -> Resolution | None:
+    """The answer that a row would open with: then it is written resolved instead. None: it opens.
+
+    Args:
+        row: The row to open.
+        run: Its run, as this commit leaves it.
+        now: The store's clock. What is due already can only expire; where that fails the run, the row opens for the sweep.
+        signal: The oldest one of the row's name that this generation has not taken. It is taken if the answer is an `event`.
+        child: The run that the row names.
+        effect: The effect that the row names.
+    """
+    if due(row, now):
+        return None if fails_run(row) else expiry(row, now)
+    if signal is not None:
+        return signal_news(signal, now)
+    if child is not None:
+        return child_news(child, now)
+    if row.kind == "effect" and effect is not None:
+        return effect_news(effect, now)
+    return budget_news(row, run, now) if row.kind == "budget" else None
+
+
+def topped_up(run: Run, resolution: Resolution) -> Run:
+    """The run with the limits that a `top_up` names; others leave it as it is."""
+    if resolution.decision != "top_up" or not isinstance(resolution.value, dict):
+        return run
+    known: dict[str, Any] = {**run.budget.to_json(), **{name: each for name, each in resolution.value.items() if each is not None}}
+    return replace(run, budget=type(run.budget).from_json({name: known[name] for name in run.budget.to_json()}))
+
+
+def moved_deadline(row: WaitWrite, expires_at: datetime | None) -> WaitWrite:
+    """The row with another end; its warning keeps its distance from it."""
+    if row.warn_at is None or row.expires_at is None or expires_at is None:
+        return replace(row, expires_at=expires_at, warn_at=None if expires_at is None else row.warn_at)
+    return replace(row, expires_at=expires_at, warn_at=expires_at - (row.expires_at - row.warn_at))
+
+
+def notice_due(wait: WaitPoint, now: datetime) -> bool:
+    """Whether somebody should be told about this row: that it waits, or once that it soon runs out."""
+    told = wait.notified_at is not None
+    if not wait.open or wait.kind not in PEOPLE or due(wait.row, now) or (wait.kind == "effect" and not own_effect(wait)):
+        return False
+    if wait.notify_after is not None and wait.notify_after > now:
+        return False
+    return not told or (wait.warned_at is None and wait.row.warn_at is not None and wait.row.warn_at <= now)
+
+
+def noticed(wait: WaitPoint, *, now: datetime, tries: int, accepted: bool, warning: bool, retry_in: timedelta | None) -> WaitPoint:
+    """The row after one notice was sent, or was not."""
+    if not accepted:
+        return replace(wait, notify_tries=tries, notify_after=wait.notify_after if retry_in is None else now + retry_in)
+    rested = replace(wait, notify_tries=0, notify_after=None)
+    return replace(rested, warned_at=wait.warned_at or now) if warning else replace(rested, notified_at=wait.notified_at or now)
