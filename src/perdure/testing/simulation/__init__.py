@@ -1,0 +1,1 @@
+"""The simulator: one process, virtual time, many replicas of the real engine, faults from a seed."""
