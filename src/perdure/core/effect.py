@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 Unknown = Literal["ask", "verify", "retry"]
 Scope = Literal["run", "thread", "agent"]
@@ -26,6 +26,17 @@ class EffectState(StrEnum):
     DONE = "done"
     FAILED = "failed"
     UNKNOWN = "unknown"
+
+
+_E = EffectState
+EFFECT_MOVES: Final = frozenset(
+    {
+        (_E.PLANNED, _E.STARTED), (_E.PLANNED, _E.DONE),
+        (_E.STARTED, _E.DONE), (_E.STARTED, _E.FAILED), (_E.STARTED, _E.PLANNED), (_E.STARTED, _E.UNKNOWN),
+        (_E.UNKNOWN, _E.DONE), (_E.UNKNOWN, _E.FAILED), (_E.UNKNOWN, _E.PLANNED), (_E.UNKNOWN, _E.STARTED),
+    }
+)  # fmt: skip
+"""The only moves of an effect; no row is `planned`. `done` and `failed` are for ever. Planned → done is a record and its deed in one commit."""
 
 
 @dataclass(frozen=True, slots=True)
