@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, cast
 
+from perdure.core.budget import Budget
 from perdure.core.commit import Resolve, ResolveOutcome, Signal
 from perdure.core.effect import Effect, EffectState
 from perdure.core.endings import own_effect
+from perdure.core.errors import ConfigurationError
 from perdure.core.limits import EFFECT_GRACE
 from perdure.core.run import Run
 from perdure.core.wait import Resolution, ResolutionKind, WaitPoint, WaitWrite
@@ -33,7 +35,7 @@ class Policy:
 
     @classmethod
     def of(cls, row: WaitWrite) -> Policy:
-        data = row.data.get("policy") or {}
+        data = cast(dict[str, Any], row.data.get("policy") or {})
         return cls(tuple(data.get("approvers") or ()), data.get("quorum") or 1, bool(data.get("not_requester")), data.get("requester"))
 
     def refusal(self, by: str | None) -> str | None:
@@ -118,12 +120,16 @@ def _refusal(wait: WaitPoint, said: Resolution, effect: Effect | None, now: date
         return "A timer waits for nobody's answer."
     if wait.kind == "effect":
         return _effect_refusal(wait, said, effect, now)
+    if wait.kind == "budget" and said.decision == "top_up" and not _is_budget(said.value):
+        return "A top-up names the limits of a budget, as JSON."
     return Policy.of(wait.row).refusal(said.by)
 
 
 def _effect_refusal(wait: WaitPoint, said: Resolution, effect: Effect | None, now: datetime) -> str | None:
     if effect is None or not own_effect(wait):
         return f"This call waits for effect {wait.row.effect_key}: settle that one."
+    if effect.state is not EffectState.UNKNOWN:
+        return f"The effect is {effect.state}: only one of unknown outcome can be settled."
     if said.decision not in EFFECT_DECISIONS:
         return f"Of an effect one may say done, run or fail, not {said.decision!r}."
     if said.decision == "run" and not may_run_again(effect, now):
@@ -168,6 +174,25 @@ def effect_answered(effect: Effect, resolution: Resolution, now: datetime) -> Ef
         message = resolution.reason or "A person said that it did not happen and is not to be tried again."
         changed = effect.became(EffectState.FAILED, error={"code": "effect_unknown", "message": message}, permit=False)
     return replace(changed, settled_at=now, settled_by=by)
+
+
+def settling_refusal(effect: Effect, word: Resolution, *, asked: bool, final: bool, now: datetime) -> str | None:
+    """Why a person may not settle this effect; None if they may.
+
+    Args:
+        effect: The effect as it stands.
+        word: What the person says.
+        asked: Whether a row about it is open.
+        final: Whether its run has settled.
+        now: The store's clock.
+    """
+    if effect.state is not EffectState.UNKNOWN:
+        return f"The effect is {effect.state}: only one of unknown outcome can be settled."
+    if not asked and not final:
+        return "Nobody is asked about this effect: the run finds out by itself what became of it."
+    if word.decision == "run" and not may_run_again(effect, now):
+        return f"The try before may still be running until {quiet_at(effect).isoformat()}: say 'run' after that."
+    return None
 
 
 def answered_before(effect: Effect, resolution: Resolution) -> bool:
@@ -237,10 +262,19 @@ def answer_at_birth(
 
 def topped_up(run: Run, resolution: Resolution) -> Run:
     """The run with the limits that a `top_up` names; others leave it as it is."""
-    if resolution.decision != "top_up" or not isinstance(resolution.value, dict):
-        return run
-    known: dict[str, Any] = {**run.budget.to_json(), **{name: each for name, each in resolution.value.items() if each is not None}}
-    return replace(run, budget=type(run.budget).from_json({name: known[name] for name in run.budget.to_json()}))
+    return replace(run, budget=_merged(run.budget, resolution.value)) if resolution.decision == "top_up" else run
+
+
+def _merged(budget: Budget, limits: dict[str, Any]) -> Budget:
+    return Budget.from_json({**budget.to_json(), **{name: limit for name, limit in limits.items() if limit is not None}})
+
+
+def _is_budget(value: Any) -> bool:
+    try:
+        _merged(Budget(), value)
+    except (ConfigurationError, ArithmeticError, AttributeError, TypeError):
+        return False
+    return True
 
 
 def moved_deadline(row: WaitWrite, expires_at: datetime | None) -> WaitWrite:
