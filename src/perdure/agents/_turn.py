@@ -137,13 +137,21 @@ class Host(Protocol):
     async def run_tool(self, call: Call, body: Callable[[], Awaitable[Any]], *, approved: bool) -> Any:
         """Run one tool body, or answer for it. `call.args` is the effective input.
 
+        `body` returns plain JSON data, cleaned and with files replaced by references: store it as it is, and hand the same back when the call is answered from a
+        record. `UnserializableError` from `body` says that the tool ran to its end and that its value can't be stored. `position` is -1 for a call that no response
+        made (a tool that runs other tools). A `Suspend` raised here ends the session once the siblings have finished.
+
         Returns the value for the model; raises what the tool raised (`ModelRetry`, `ToolFailed`, `ApprovalRequired`, `CallDeferred` keep their
         Pydantic AI meaning; any other `Exception` becomes a failed result that the model sees).
         """
         ...
 
     async def decide(self, calls: Sequence[Call]) -> dict[str, Decision]:
-        """Decisions by tool call id for calls that need approval or were deferred; raises `Suspend` where one is missing."""
+        """Decisions by tool call id for calls that need approval or were deferred, asked once the other calls have finished; raises `Suspend` where one is missing.
+
+        `metadata["deferred"]` says why: `kind` (`approval`, `external` or `question`) and what the tool said with it. `answered` for an approval means that
+        `run_tool`, called next with `approved=True`, gives the result itself.
+        """
         ...
 
 

@@ -1,0 +1,1 @@
+"""Agents: the only place that meets Pydantic AI."""

@@ -1,0 +1,295 @@
+"""Where a session stands inside Pydantic AI's loop: two hooks of one run, and the toolset next to the tool bodies.
+
+`Outer` is the outermost capability: it sees a response after everybody else's hooks, and an error after everybody else had a chance to handle it.
+`Inner` is the innermost: it is asked about approvals only when no capability of the user's answered, and its toolset sees the arguments that the body gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal
+
+from pydantic import ValidationError
+from pydantic_ai import RunContext
+from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering
+from pydantic_ai.exceptions import (
+    ApprovalRequired,
+    CallDeferred,
+    ModelRetry,
+    RunCancelled,
+    SkipToolExecution,
+    ToolFailed,
+    ToolFailedError,
+    ToolRetryError,
+)
+from pydantic_ai.messages import ModelResponse, ToolCallPart
+from pydantic_ai.models import ModelRequestContext
+from pydantic_ai.output import OutputContext
+from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, ToolApproved, ToolDefinition, ToolDenied
+from pydantic_ai.toolsets import AbstractToolset, FunctionToolset, ToolsetTool, WrapperToolset
+
+from perdure.agents._faults import StreamCut, describe, is_whole
+from perdure.agents._turn import Call, Decision, Host
+from perdure.agents._values import from_plain, to_plain
+from perdure.core.errors import Suspend
+from perdure.core.limits import PREVIEW_CHARS
+
+MANY: Final = 1_000_000
+"""Pydantic AI's own retry counters are set aside by this: they live in memory, ours come from the history."""
+
+NO_TIME_LIMIT: Final = 1e9
+"""Seconds. Not None: with a time limit, however long, Pydantic AI lets a cancelled sync tool's thread go instead of waiting for it."""
+
+PARKED: Final = "perdure.parked"
+
+WORDS_OF_A_TOOL: Final = (ModelRetry, ToolFailed, ToolRetryError, ToolFailedError, ApprovalRequired, CallDeferred, SkipToolExecution, RunCancelled)
+"""What Pydantic AI understands from a tool. (A nested run that cancelled itself is `RunCancelled`: it makes a result of it.)"""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownTool:
+    """A tool as the agent has it at this step."""
+
+    schema: dict[str, Any]
+    metadata: dict[str, Any]
+    kind: str
+    sequential: bool
+    timeout: float | None
+    retries: int
+
+
+@dataclass(eq=False)
+class Link:
+    """What the hooks of one run and its session tell each other. Reset by the session at each step."""
+
+    host: Host
+    positions: dict[str, int] = field(default_factory=dict[str, int])
+    tools: dict[str, KnownTool] = field(default_factory=dict[str, KnownTool])
+    outputs: dict[str, ToolDefinition] = field(default_factory=dict[str, ToolDefinition])
+    output_retries: int | None = None
+    retried: Mapping[str, int] = field(default_factory=dict[str, int])
+    stored: ModelResponse | None = None
+    accept: Callable[[ModelResponse], ModelResponse] = field(default=lambda response: response)
+    prepare: Callable[[ModelRequestContext], Awaitable[ModelRequestContext]] | None = None
+    parked: BaseException | None = None
+    settle: Callable[[Any], Awaitable[Any]] | None = None
+
+    def call(self, part: ToolCallPart, args: dict[str, Any] | None, *, deferred: dict[str, Any] | None = None) -> Call:
+        """A tool call as the host sees it."""
+        tool = self.tools.get(part.tool_name)
+        known = tool is not None or part.tool_name in self.outputs
+        metadata = {**(tool.metadata if tool else {}), **({"deferred": deferred} if deferred is not None else {})}
+        return Call(
+            position=self.positions.get(part.tool_call_id, -1),
+            id=part.tool_call_id,
+            name=part.tool_name,
+            args=args,
+            metadata=metadata,
+            schema=tool.schema if tool else self.outputs[part.tool_name].parameters_json_schema if known else {},
+            output=part.tool_name in self.outputs,
+            known=known,
+            requires_approval=tool is not None and tool.kind == "unapproved",
+            sequential=tool is not None and tool.sequential,
+            timeout=tool.timeout if tool else None,
+        )
+
+    def exhausted(self, name: str) -> bool:
+        """Whether this tool has used its retries, by the history."""
+        tool = self.tools.get(name)
+        return tool is not None and self.retried.get(name, 0) >= tool.retries
+
+
+class Outer(AbstractCapability[Any]):
+    """The edge: stored responses in place of model calls, whole responses only, errors as results."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+
+    def get_ordering(self) -> CapabilityOrdering:
+        return CapabilityOrdering(position="outermost")
+
+    async def wrap_model_request(
+        self, ctx: RunContext[Any], *, request_context: ModelRequestContext, handler: Callable[[ModelRequestContext], Awaitable[ModelResponse]]
+    ) -> ModelResponse:
+        link = self.link
+        link.outputs = {tool.name: tool for tool in request_context.model_request_parameters.output_tools}
+        if (stored := link.stored) is not None:
+            # The history ends on this response: it is processed again, not asked for again.
+            link.stored = None
+            return replace(stored)
+        response = await handler(request_context)
+        if not is_whole(response, request_context.model):
+            raise StreamCut("The stream ended without the provider's finish part.")
+        return link.accept(response)
+
+    async def wrap_tool_validate(
+        self,
+        ctx: RunContext[Any],
+        *,
+        call: ToolCallPart,
+        tool_def: ToolDefinition,
+        args: str | dict[str, Any],
+        handler: Callable[[str | dict[str, Any]], Awaitable[dict[str, Any]]],
+    ) -> dict[str, Any]:
+        link = self.link
+        tool = link.tools.get(call.tool_name)
+        if tool is not None:
+            # What the tool reads as `ctx.retry` is the history's count.
+            ctx.retry, ctx.max_retries = link.retried.get(call.tool_name, 0), tool.retries
+        try:
+            return await handler(args)
+        except (ValidationError, ModelRetry) as error:
+            if link.exhausted(call.tool_name):
+                raise ToolFailed(_no_retries(error)) from error
+            raise
+        except Exception as error:
+            if type(error).__module__.partition(".")[0] == "pydantic_ai":
+                raise  # its own control flow; what a validator of the user's raises is not
+            raise ToolFailed(_words(error)) from error
+
+    async def wrap_tool_execute(
+        self,
+        ctx: RunContext[Any],
+        *,
+        call: ToolCallPart,
+        tool_def: ToolDefinition,
+        args: dict[str, Any],
+        handler: Callable[[dict[str, Any]], Awaitable[Any]],
+    ) -> Any:
+        try:
+            return await handler(args)
+        except WORDS_OF_A_TOOL:
+            raise
+        except Exception as error:
+            # Left alone, it would end the run and cancel the siblings.
+            raise ToolFailed(_words(error)) from error
+
+    async def wrap_output_process(
+        self, ctx: RunContext[Any], *, output_context: OutputContext, output: Any, handler: Callable[[Any], Awaitable[Any]]
+    ) -> Any:
+        if self.link.parked is not None:
+            raise self.link.parked
+        return await handler(output)
+
+
+class Inner(AbstractCapability[Any]):
+    """The heart: tool bodies through the host, decisions from the host."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+
+    def get_ordering(self) -> CapabilityOrdering:
+        return CapabilityOrdering(position="innermost")
+
+    def get_wrapper_toolset(self, toolset: AbstractToolset[Any]) -> AbstractToolset[Any]:
+        return HostToolset(toolset, self.link)
+
+    async def prepare_output_tools(self, ctx: RunContext[Any], tool_defs: list[ToolDefinition]) -> list[ToolDefinition]:
+        self.link.output_retries = ctx.max_retries
+        return tool_defs
+
+    async def prepare_model_request(self, ctx: RunContext[Any], request_context: ModelRequestContext) -> ModelRequestContext:
+        return await self.link.prepare(request_context) if self.link.prepare is not None else request_context
+
+    async def handle_deferred_tool_calls(self, ctx: RunContext[Any], *, requests: DeferredToolRequests) -> DeferredToolResults | None:
+        link = self.link
+        parked = {each for each, metadata in requests.metadata.items() if PARKED in metadata}
+        calls: dict[str, Call] = {}
+        kinds: dict[str, Literal["approval", "external", "question"]] = {}
+        for part in (*requests.approvals, *requests.calls):
+            if part.tool_call_id not in parked:
+                kinds[part.tool_call_id] = kind = requests.kind(part.tool_call_id)
+                said = {"kind": kind, **requests.metadata.get(part.tool_call_id, {})}
+                calls[part.tool_call_id] = link.call(part, _parsed(part), deferred=said)
+        decisions = await link.host.decide(tuple(calls.values())) if calls else {}
+        if link.parked is not None:
+            raise link.parked
+        results = DeferredToolResults()
+        for call_id, kind in kinds.items():
+            decision = decisions.get(call_id)
+            if decision is None:
+                raise RuntimeError(f"The host decided nothing about call {call_id!r} ({calls[call_id].name}); it must decide about each or suspend.")
+            _decided(results, call_id, kind, decision)
+        return results
+
+
+def _decided(results: DeferredToolResults, call_id: str, kind: str, decision: Decision) -> None:
+    if kind == "approval" and not decision.answered:
+        results.approvals[call_id] = (
+            ToolApproved(override_args=decision.args) if decision.approved else ToolDenied(decision.message or "The call was denied.")
+        )
+    elif kind == "approval":
+        # Pydantic AI takes no result for an approval: the call is let through, and the host answers it in `run_tool`.
+        results.approvals[call_id] = True
+    elif decision.approved or decision.answered:
+        results.calls[call_id] = from_plain(decision.result)
+    else:
+        results.calls[call_id] = ToolFailed(decision.message or "The call was denied.")
+
+
+@dataclass
+class HostToolset(WrapperToolset[Any]):
+    """The agent's toolsets with the host in front of every body."""
+
+    link: Link = field(repr=False)
+
+    async def get_tools(self, ctx: RunContext[Any]) -> dict[str, ToolsetTool[Any]]:
+        tools = await super().get_tools(ctx)
+        self.link.tools = {name: _known(tool) for name, tool in tools.items()}
+        return {name: replace(tool, tool_def=replace(tool.tool_def, timeout=NO_TIME_LIMIT), max_retries=MANY) for name, tool in tools.items()}
+
+    async def call_tool(self, name: str, tool_args: dict[str, Any], ctx: RunContext[Any], tool: ToolsetTool[Any]) -> Any:
+        link = self.link
+        assert ctx.tool_call_id is not None
+        call = link.call(ToolCallPart(name, tool_args, tool_call_id=ctx.tool_call_id), tool_args)
+
+        async def body() -> Any:
+            value = await WrapperToolset[Any].call_tool(self, name, tool_args, ctx, tool)
+            return await link.settle(value) if link.settle is not None else to_plain(value)
+
+        try:
+            return from_plain(await link.host.run_tool(call, body, approved=ctx.tool_call_approved))
+        except ModelRetry as error:
+            if link.exhausted(name):
+                raise ToolFailed(_no_retries(error)) from error
+            raise
+        except Suspend as suspend:
+            # The siblings finish first. Deferred, the call produces no result, and the deferral handler raises this when they have.
+            link.parked = link.parked or suspend
+            raise CallDeferred({PARKED: True}) from None
+
+
+def _known(tool: ToolsetTool[Any]) -> KnownTool:
+    known = tool.tool_def
+    return KnownTool(
+        schema=known.parameters_json_schema,
+        metadata=known.metadata or {},
+        kind=known.kind,
+        sequential=known.sequential,
+        timeout=known.timeout if known.timeout is not None else _default_timeout(tool.toolset),
+        retries=tool.max_retries,
+    )
+
+
+def _default_timeout(toolset: AbstractToolset[Any]) -> float | None:
+    while isinstance(toolset, WrapperToolset):
+        toolset = toolset.wrapped
+    return toolset.timeout if isinstance(toolset, FunctionToolset) else None
+
+
+def _parsed(part: ToolCallPart) -> dict[str, Any] | None:
+    try:
+        return part.args_as_dict(raise_if_invalid=True)
+    except Exception:
+        return None
+
+
+def _words(error: BaseException) -> str:
+    text = describe(error)
+    most = 4 * PREVIEW_CHARS
+    return text if len(text) <= most else f"{text[:most]}… ({len(text)} characters)"
+
+
+def _no_retries(error: BaseException) -> str:
+    return f"{_words(error)}\nThis tool has no retries left."

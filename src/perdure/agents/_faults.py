@@ -1,0 +1,126 @@
+"""What a failed model call means: worth another try or not, when, and whether the stream was whole.
+
+When a stream is whole. A stream that ends without the provider's finish part may be cut anywhere, and must not be acted on. What shows it differs:
+
+- OpenAI's chat model puts `stop` where the wire had no reason at all; then the raw reason in `provider_details` is missing too.
+- Anthropic, OpenAI Responses, Google and the rest leave `finish_reason` at None. A raw reason that Pydantic AI has no word for still counts.
+- `FunctionModel` and `TestModel` have no wire and never give a reason: whatever they say is whole.
+- Models of other packages are held to the same rule. One that can't give a reason says so with `requires_finish_part = False` on its class.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from typing import Any, Final, cast
+
+from pydantic_ai.exceptions import (
+    FallbackExceptionGroup,
+    ModelAPIError,
+    ModelConnectionError,
+    ModelHTTPError,
+    ModelQuotaExceededError,
+    ModelRateLimitError,
+    ModelRequestTimeout,
+    ModelServerError,
+    ModelUnavailableError,
+)
+from pydantic_ai.messages import ModelResponse
+from pydantic_ai.models import Model
+from pydantic_ai.models.function import FunctionModel
+from pydantic_ai.models.test import TestModel
+
+TRANSIENT: Final = (ModelRateLimitError, ModelUnavailableError, ModelServerError, ModelConnectionError, ModelRequestTimeout)
+TRANSIENT_STATUS: Final = frozenset({408, 409, 425, 429})
+RETRY_AFTER_MAX: Final = timedelta(days=31)
+"""A longer wish is taken for a mistake and counts as none."""
+
+
+class StreamCut(Exception):
+    """The stream ended without the provider's finish part."""
+
+
+def innermost(model: Any) -> Any:
+    """The model behind Pydantic AI's wrappers."""
+    while (inner := getattr(model, "wrapped", None)) is not None:
+        model = inner
+    return model
+
+
+def is_whole(response: ModelResponse, model: Any) -> bool:
+    """Whether the response carries its provider's finish part (see the module)."""
+    model = innermost(model)
+    if isinstance(model, (FunctionModel, TestModel)) or getattr(model, "requires_finish_part", True) is False:
+        return True
+    raw = (response.provider_details or {}).get("finish_reason")
+    if _fabricates(model, response):
+        return bool(raw) or response.finish_reason == "content_filter"
+    return response.finish_reason is not None or bool(raw)
+
+
+def _fabricates(model: Model, response: ModelResponse) -> bool:
+    # By name: importing the class would need the `openai` package. A fallback model names no provider of its own, so its response decides.
+    names = [f"{each.__module__}.{each.__qualname__}" for served in _members(model) for each in type(served).__mro__]
+    return (
+        any(name.startswith("pydantic_ai.models.openai") and name.endswith(".OpenAIChatModel") for name in names) and response.finish_reason == "stop"
+    )
+
+
+def _members(model: Any) -> Iterator[Any]:
+    yield model
+    for each in cast("list[Any]", getattr(model, "models", None) or []):
+        yield innermost(each)
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """The errors inside a group, or the error itself."""
+    if isinstance(error, BaseExceptionGroup):
+        for each in cast("BaseExceptionGroup[BaseException]", error).exceptions:
+            yield from leaves(each)
+    else:
+        yield error
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the same request may succeed later: 429, 5xx, a broken connection, a cut stream. The provider's own word (`x-should-retry`) counts first."""
+    if isinstance(error, FallbackExceptionGroup):
+        return any(is_transient(each) for each in leaves(error))
+    if isinstance(error, ModelQuotaExceededError):
+        return False
+    if isinstance(error, ModelHTTPError):
+        hint = error.provider_retry_hint
+        return hint if hint is not None else error.status_code >= 500 or error.status_code in TRANSIENT_STATUS
+    return isinstance(error, (*TRANSIENT, StreamCut, ConnectionError, TimeoutError, asyncio.IncompleteReadError)) or _broken_wire(error)
+
+
+def _broken_wire(error: BaseException) -> bool:
+    # A transport error that an adapter let through. By name: the transport library is the provider's business.
+    return any(each.__name__ == "TransportError" and each.__module__.startswith(("httpx", "httpcore")) for each in type(error).__mro__)
+
+
+def is_quota(error: BaseException) -> bool:
+    """Whether the provider says that money or quota ran out, so that waiting a while will not help."""
+    return any(isinstance(each, ModelQuotaExceededError) for each in leaves(error))
+
+
+def retry_after(error: BaseException, now: datetime) -> timedelta | None:
+    """The provider's wish: `retry-after-ms`, seconds, or an HTTP date. Absent or absurd: None. Of several failed models the earliest counts."""
+    wishes = [wish for each in leaves(error) if isinstance(each, ModelAPIError) and (wish := _wish(each, now)) is not None]
+    return min(wishes) if wishes else None
+
+
+def _wish(error: ModelAPIError, now: datetime) -> timedelta | None:
+    seconds = error.retry_after
+    date = (error.headers or {}).get("retry-after", "") if isinstance(error, ModelHTTPError) else ""
+    if seconds is not None and "," in date:
+        # Pydantic AI measures a date against the machine's clock. Ours may be another one.
+        seconds = max(0.0, (parsedate_to_datetime(date).astimezone(UTC) - now).total_seconds())
+    return timedelta(seconds=seconds) if seconds is not None and 0 <= seconds <= RETRY_AFTER_MAX.total_seconds() else None
+
+
+def describe(error: BaseException) -> str:
+    """An error in one line, never empty."""
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,482 @@
+"""One agent loop over one history: Pydantic AI's `iter`, kept open over the steps of an execution and driven node by node.
+
+The history here is the one that is stored: what comes from Pydantic AI passes the gate first, and goes back into its loop as it was stored, so that the
+next request of this execution and the first one of the next say the same. When a model call fails, the loop is thrown away and opened anew from the
+history before the call: nothing of a broken response is ever kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, TypeVar
+
+from pydantic_ai import Agent, AgentRun, CallToolsNode, ModelRequestNode, RunContext, capture_run_messages
+from pydantic_ai.exceptions import AgentRunError, OutputTokenLimitExceeded, UnexpectedModelBehavior
+from pydantic_ai.external_events import ExternalEventWaiter, external_event_scope
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelRequest,
+    ModelResponse,
+    PartDeltaEvent,
+    PartStartEvent,
+    RetryFeedbackPart,
+    RetryPromptPart,
+    TextPart,
+    TextPartDelta,
+    ThinkingPart,
+    ThinkingPartDelta,
+    ToolCallPart,
+    ToolReturnPart,
+    UserContent,
+)
+from pydantic_ai.models import KnownModelName, Model
+from pydantic_ai.result import AgentStream
+from pydantic_ai.settings import ModelSettings
+from pydantic_ai.toolsets import AbstractToolset
+from pydantic_ai.usage import UsageLimits
+from pydantic_graph import End
+
+from perdure.agents import _gate as gate
+from perdure.agents._capability import Inner, Link, Outer
+from perdure.agents._driver import Driver
+from perdure.agents._faults import StreamCut, describe, is_quota, is_transient, retry_after
+from perdure.agents._kinds import kind_of
+from perdure.agents._turn import Answered, Call, Finished, Host, ModelFailed, Reply, Result
+from perdure.agents._usage import usage_of, usage_of_failure
+from perdure.core.codec import clean
+from perdure.core.errors import ExecutionError, PerdureError
+from perdure.core.runtime import Runtime
+
+T = TypeVar("T")
+
+
+@asynccontextmanager
+async def open_session(
+    agent: Agent[Any, Any],
+    *,
+    history: Sequence[ModelMessage],
+    host: Host,
+    runtime: Runtime,
+    run_id: str,
+    conversation_id: str | None = None,
+    deps: Any = None,
+    prompt: str | Sequence[UserContent] | None = None,
+    toolsets: Sequence[AbstractToolset[Any]] = (),
+    model: Model | KnownModelName | str | None = None,
+    since: int = 0,
+    waiter: ExternalEventWaiter | None = None,
+    files: gate.Files | None = None,
+) -> AsyncGenerator[AgentSession]:
+    """A session over `history`; see `perdure.agents._turn.Session`.
+
+    Tools, hooks and factories run in the context of whoever opens it.
+
+    Args:
+        history: The stored messages. It may end on a response (its calls or output are processed first) or on a request (the model is asked next).
+        run_id: Part of Pydantic AI's own run id, which is another one each time that the loop is opened.
+        conversation_id: Pydantic AI's conversation id, the run's thread for example; absent: `run_id`.
+        deps: The agent's dependencies, as they are.
+        prompt: What starts a new run: it becomes the last request of `messages` at once, with the agent's system prompts where `history` is empty.
+        toolsets: Further toolsets, for this session alone.
+        model: In place of the agent's own model.
+        since: Where this run's own messages begin in `history`. What lies before (a thread) counts for no retries.
+        waiter: What `wait_for_external_event` waits through inside tools.
+        files: Where files and large results go, and come from.
+    """
+    session = AgentSession(agent, list(history), host, runtime, run_id, conversation_id, deps, prompt, toolsets, model, since, waiter, files)
+    session.driver = Driver(runtime, name=f"session {run_id}")
+    try:
+        if prompt is not None:
+            await session.begin()
+        yield session
+    finally:
+        await session.end()
+
+
+@dataclass(eq=False)
+class AgentSession:
+    """Made by `open_session`; see `perdure.agents._turn.Session` for what its methods promise."""
+
+    agent: Agent[Any, Any]
+    history: list[ModelMessage]
+    host: Host
+    runtime: Runtime
+    run_id: str
+    conversation_id: str | None
+    deps: Any
+    prompt: str | Sequence[UserContent] | None
+    toolsets: Sequence[AbstractToolset[Any]]
+    model: Model | KnownModelName | str | None
+    since: int
+    waiter: ExternalEventWaiter | None
+    files: gate.Files | None
+    driver: Driver = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._stack: AsyncExitStack | None = None
+        self._run: AgentRun[Any, Any] | None = None
+        self._node: Any = None
+        self._link = Link(self.host)
+        self._sent: dict[int, tuple[ModelMessage, ModelMessage]] = {}
+        self._tries = 0
+
+    @property
+    def messages(self) -> list[ModelMessage]:
+        return list(self.history)
+
+    async def begin(self) -> None:
+        """Build the start message."""
+        await self.driver.run(self._ready)
+
+    async def calls(self) -> tuple[Call, ...]:
+        return await self.driver.run(self._calls)
+
+    async def ask(self) -> Reply:
+        return await self.driver.run(self._ask)
+
+    async def answer(self) -> Answered | Finished:
+        return await self.driver.run(self._answer)
+
+    def reissue(self, text: str) -> Answered:
+        response = self._last_response()
+        parts = [
+            ToolReturnPart(part.tool_name, text, tool_call_id=part.tool_call_id, tool_kind=part.tool_kind, outcome="failed")
+            for part in response.parts
+            if isinstance(part, ToolCallPart)
+        ]
+        request = ModelRequest(parts=parts or [RetryFeedbackPart(content=text)], timestamp=self.runtime.now())
+        results = self._results(request, response)
+        self.history.append(request)
+        self._node = None
+        return Answered(request, results)
+
+    def drop(self) -> None:
+        self._last_response()
+        self.history.pop()
+        self._node = None
+
+    async def end(self) -> None:
+        """Close the loop, whatever state it is in."""
+        try:
+            await self.driver.run(self._close)
+        finally:
+            await self.driver.close()
+
+    # -- the loop ---------------------------------------------------------------------------------------------------------------------------------
+
+    async def _ready(self) -> None:
+        """Have the loop open, standing where the history ends."""
+        if self._node is None:
+            await self._close()
+            await self._open()
+
+    async def _open(self) -> None:
+        history, stored = self.history, None
+        if history and isinstance(history[-1], ModelResponse):
+            # Pydantic AI is handed the request before it and gets the response in place of a model call: one way for every ending.
+            history, stored = history[:-1], history[-1]
+        if self.files is not None:
+            await self.files.fetch(history)
+        link = self._link = Link(self.host, stored=stored if isinstance(stored, ModelResponse) else None, accept=self._accept)
+        if self.files is not None:
+            link.prepare, link.settle = self.files.restore, self.files.settle
+        stack = AsyncExitStack()
+        prompt, self.prompt = self.prompt, None
+        try:
+            if self.waiter is not None:
+                stack.enter_context(external_event_scope(self.waiter))
+            # Its own list of messages, whatever the program around captures.
+            stack.enter_context(capture_run_messages())
+            run = await stack.enter_async_context(
+                self.agent.iter(
+                    prompt,
+                    message_history=history,
+                    run_id=f"{self.run_id}:{self.runtime.new_id()}",
+                    conversation_id=self.conversation_id or self.run_id,
+                    model=self.model,
+                    deps=self.deps,
+                    model_settings=without_sdk_retries,
+                    usage_limits=UsageLimits(request_limit=None),
+                    toolsets=list(self.toolsets),
+                    capabilities=[Outer(link), Inner(link)],
+                )
+            )
+            node = await run.next(run.next_node)
+            self._stack, self._run = stack, run
+            if stored is not None:
+                link.positions = _positions(stored)
+                node = await run.next(node)
+        except Exception as error:
+            self._stack = self._run = None
+            await stack.__aexit__(type(error), error, error.__traceback__)
+            if isinstance(error, PerdureError):
+                raise
+            raise ExecutionError(f"The agent could not be set up: {describe(error)}", code="setup_failed") from error
+        except BaseException as error:
+            self._stack = self._run = None
+            await stack.__aexit__(type(error), error, error.__traceback__)
+            raise
+        self._node = node
+        if prompt is not None and isinstance(node, ModelRequestNode):
+            self.history.append(self._stored(node.request))
+
+    async def _close(self, error: BaseException | None = None) -> None:
+        stack, self._stack, self._run, self._node = self._stack, None, None, None
+        self._sent.clear()
+        if stack is None:
+            return
+        try:
+            await stack.__aexit__(*((type(error), error, error.__traceback__) if error is not None else (None, None, None)))
+        except BaseException as closing:
+            if closing is not error and not isinstance(closing, Exception):
+                raise
+
+    # -- a model call -----------------------------------------------------------------------------------------------------------------------------
+
+    async def _ask(self) -> Reply:
+        await self._ready()
+        run, node = self._run, self._node
+        assert run is not None
+        assert isinstance(node, ModelRequestNode), "the history ends on a response: answer it first"
+        self._tries += 1
+        self.host.try_begins(self._tries)
+        started = self.runtime.now()
+        heard: list[str] = []
+        stream: AgentStream[Any, Any] | None = None
+        try:
+            async with node.stream(run.ctx) as stream:
+                async for event in stream:
+                    self._hear(event, heard)
+            after = await run.next(node)
+        except Exception as error:
+            failure = self._failure(error, "".join(heard), stream, started)
+            await self._close(error)
+            raise failure from (None if failure is error else error)
+        except BaseException as error:
+            await self._close(error)
+            raise
+        self._tries = 0
+        self._node = after
+        self._follow(run.all_messages())
+        if not self.history or not isinstance(self.history[-1], ModelResponse):
+            raise ExecutionError("A hook asked for another model call without a response.", code="model_error")
+        return self._reply(self.history[-1], started)
+
+    def _hear(self, event: object, heard: list[str]) -> None:
+        if isinstance(event, PartStartEvent):
+            part = event.part
+            if isinstance(part, TextPart) and part.content:
+                heard.append(part.content)
+                self.host.delta("text", part.content)
+            elif isinstance(part, ThinkingPart) and part.content:
+                self.host.delta("reasoning", part.content)
+        elif isinstance(event, PartDeltaEvent):
+            delta = event.delta
+            if isinstance(delta, TextPartDelta) and delta.content_delta:
+                heard.append(delta.content_delta)
+                self.host.delta("text", delta.content_delta)
+            elif isinstance(delta, ThinkingPartDelta) and delta.content_delta:
+                self.host.delta("reasoning", delta.content_delta)
+
+    def _reply(self, response: ModelResponse, started: datetime) -> Reply:
+        link = self._link
+        link.positions = _positions(response)
+        calls = tuple(link.call(part, _arguments(part)) for part in response.parts if isinstance(part, ToolCallPart))
+        text = "".join(part.content for part in response.parts if isinstance(part, TextPart))
+        return Reply(
+            kind=kind_of(response, calls, output_type=self.agent.output_type),
+            message=response,
+            text=text,
+            calls=calls,
+            usage=usage_of(response),
+            finish_reason=response.finish_reason,
+            started_at=started,
+            finished_at=self.runtime.now(),
+        )
+
+    def _failure(self, error: Exception, text: str, stream: AgentStream[Any, Any] | None, started: datetime) -> Exception:
+        if isinstance(error, PerdureError):
+            return error
+        partial = stream.response if stream is not None else None
+        model = getattr(error, "model_name", None) or (partial.model_name if partial is not None else None)
+        cut = isinstance(error, StreamCut)
+        return ModelFailed(
+            describe(error) if not cut else str(error),
+            code="incomplete_response" if cut else "quota" if is_quota(error) else "model_error",
+            text=text,
+            usage=usage_of_failure(partial),
+            retryable=is_transient(error),
+            retry_after=retry_after(error, self.runtime.now()),
+            started_at=started,
+            model=model,
+        )
+
+    # -- its calls, or its output -----------------------------------------------------------------------------------------------------------------
+
+    async def _calls(self) -> tuple[Call, ...]:
+        if not self.history or not isinstance(response := self.history[-1], ModelResponse):
+            return ()
+        await self._ready()
+        self._link.positions = _positions(response)
+        return tuple(self._link.call(part, _arguments(part)) for part in response.parts if isinstance(part, ToolCallPart))
+
+    async def _answer(self) -> Answered | Finished:
+        response = self._last_response()
+        await self._ready()
+        run, node, link = self._run, self._node, self._link
+        assert run is not None
+        if isinstance(node, ModelRequestNode):
+            # A hook of the user's refused the response already; what it said goes to the model.
+            return self._answered(node, response)
+        assert isinstance(node, CallToolsNode)
+        link.positions = _positions(response)
+        link.retried = gate.retried(self.history[self.since :])
+        unknown = [
+            part
+            for part in response.parts
+            if isinstance(part, ToolCallPart) and part.tool_name not in link.tools and part.tool_name not in link.outputs
+        ]
+        try:
+            after = await self._process(run, node, response, unknown)
+        except (UnexpectedModelBehavior, OutputTokenLimitExceeded) as error:
+            await self._close(error)
+            code = "length_cut" if isinstance(error, OutputTokenLimitExceeded) else "invalid_output"
+            raise ExecutionError(describe(error), code=code) from error
+        except BaseException as error:
+            await self._close(error)
+            if isinstance(error, AgentRunError):
+                raise ExecutionError(describe(error), code="internal") from error
+            raise
+        if link.parked is not None:
+            parked = link.parked
+            await self._close(parked)
+            raise parked
+        self._node = after
+        if isinstance(after, ModelRequestNode):
+            return self._answered(after, response)
+        assert isinstance(after, End)
+        return self._finished(run, response, after.data.output)
+
+    async def _process(self, run: AgentRun[Any, Any], node: CallToolsNode[Any, Any], response: ModelResponse, unknown: Sequence[ToolCallPart]) -> Any:
+        if not unknown:
+            return await run.next(node)
+        # Pydantic AI counts unknown names in memory and gives up on the second. Each gets its result here instead, and the others run.
+        known = [part for part in response.parts if part not in unknown]
+        after: Any = None
+        if any(isinstance(part, ToolCallPart) for part in known):
+            parts, node.model_response.parts = node.model_response.parts, known
+            try:
+                after = await run.next(node)
+            finally:
+                node.model_response.parts = parts
+        if isinstance(after, End):
+            return after
+        listed = ", ".join(repr(name) for name in sorted(self._link.tools)) or "none"
+        said = [
+            ToolReturnPart(
+                part.tool_name, f"Unknown tool name: {part.tool_name!r}. Available tools: {listed}.", tool_call_id=part.tool_call_id, outcome="failed"
+            )
+            for part in unknown
+        ]
+        if after is None:
+            return ModelRequestNode(ModelRequest(parts=said))
+        after.request.parts = [*after.request.parts, *said]
+        return after
+
+    def _answered(self, node: ModelRequestNode[Any, Any], response: ModelResponse) -> Answered:
+        node.request.parts = gate.complete(node.request.parts, response)
+        request = self._stored(node.request)
+        self.history.append(request)
+        results = self._results(request, response)
+        refused = any(isinstance(part, (RetryFeedbackPart, RetryPromptPart)) for part in request.parts) or any(
+            each.call.output and each.outcome == "retry" for each in results
+        )
+        if refused and (limit := self._link.output_retries) is not None and gate.refusals(self.history[self.since :], self._link.outputs) > limit:
+            raise ExecutionError(f"The output was refused {limit + 1} times: {_feedback(request)}", code="invalid_output")
+        return Answered(request, results, refused)
+
+    def _finished(self, run: AgentRun[Any, Any], response: ModelResponse, output: Any) -> Finished:
+        messages = run.all_messages()
+        results: tuple[Result, ...] = ()
+        if isinstance(last := messages[-1], ModelRequest) and any(isinstance(part, ToolCallPart) for part in response.parts):
+            last.parts = gate.complete(last.parts, response)
+            request = self._stored(last)
+            self.history.append(request)
+            results = self._results(request, response)
+        return Finished(output, clean(output, path="$output"), results)
+
+    def _results(self, request: ModelRequest, response: ModelResponse) -> tuple[Result, ...]:
+        link = self._link
+        link.positions = _positions(response)
+        calls = {part.tool_call_id: link.call(part, _arguments(part)) for part in response.parts if isinstance(part, ToolCallPart)}
+        return tuple(
+            Result(calls[part.tool_call_id], gate.outcome_of(part), part.content)
+            for part in request.parts
+            if isinstance(part, ToolReturnPart) and part.tool_call_id in calls
+        )
+
+    # -- what is stored -----------------------------------------------------------------------------------------------------------------------------
+
+    def _last_response(self) -> ModelResponse:
+        assert self.history and isinstance(self.history[-1], ModelResponse), "the history ends on a request: ask first"
+        return self.history[-1]
+
+    def _accept(self, response: ModelResponse) -> ModelResponse:
+        return gate.response(response, self.history)
+
+    def _stored(self, raw: ModelRequest) -> ModelRequest:
+        """The request as it is stored. The loop's own goes on with the same parts."""
+        stored = gate.request(raw)
+        raw.parts = stored.parts
+        self._sent[id(raw)] = (raw, stored)
+        return stored
+
+    def _follow(self, live: Sequence[ModelMessage]) -> None:
+        """Take over what the loop made of the history: a new response, or a history that the agent's own hooks rewrote."""
+        known = {id(message): message for message in self.history}
+        followed: list[ModelMessage] = []
+        for at, message in enumerate(live):
+            sent = self._sent.get(id(message))
+            before = self.history[at] if at < len(self.history) else None
+            if sent is not None and sent[1].parts == message.parts:
+                followed.append(sent[1])
+            elif id(message) in known:
+                followed.append(message)
+            elif isinstance(message, ModelRequest):
+                # The last request of a loop that was opened on it is a copy of ours.
+                same = isinstance(before, ModelRequest) and before.parts == message.parts
+                followed.append(before if same and before is not None else self._stored(message))
+            else:
+                followed.append(message)
+        self.history = followed
+
+
+def without_sdk_retries(ctx: RunContext[Any]) -> ModelSettings:
+    """Settings that turn off the retries of the provider's client library, for models that know the setting.
+
+    Public in Pydantic AI (`ModelSettings.max_retries`): it sends the request through a copy of the client, the user's own is untouched. Models without the
+    setting (Bedrock, whose retries are botocore's) are left as they are.
+    """
+    model: Any = ctx.model
+    members = [model, *(getattr(model, "models", None) or [])]
+    return ModelSettings() if all("max_retries" in getattr(each, "unsupported_settings", ()) for each in members) else ModelSettings(max_retries=0)
+
+
+def _positions(response: ModelMessage) -> dict[str, int]:
+    calls = [part for part in response.parts if isinstance(part, ToolCallPart)]
+    return {part.tool_call_id: at for at, part in enumerate(calls)}
+
+
+def _arguments(part: ToolCallPart) -> dict[str, Any] | None:
+    try:
+        return part.args_as_dict(raise_if_invalid=True)
+    except Exception:
+        return None
+
+
+def _feedback(request: ModelRequest) -> str:
+    said = [part.content for part in request.parts if isinstance(part, (RetryFeedbackPart, ToolReturnPart))]
+    return str(said[-1]) if said else "refused"
