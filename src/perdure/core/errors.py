@@ -36,6 +36,7 @@ CODES = frozenset(
         "store_error", "store_full", "store_read_only", "not_a_database", "schema_too_new", "checkpoint_incompatible",
         "empty_response", "loop_detected", "length_cut", "setup_failed", "poisoned", "quota", "deadline", "internal",
         "configuration", "cancelled", "still_waiting", "unserializable", "wait_expired",
+        "phase_error", "invalid_state", "invalid_result", "unknown_phase", "not_ready", "job_not_found",
     }
 )  # fmt: skip
 """Every code that an error, a failed run or a problem document may carry."""

@@ -1,0 +1,335 @@
+"""A phase: a name, what it does, the type of its state, and how often it may try."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar, get_args, get_origin, get_type_hints, overload
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import PydanticSerializationError
+
+from perdure.core.codec import clean, dump
+from perdure.core.errors import UnserializableError
+from perdure.core.limits import APPROVAL_WITHIN
+from perdure.pipeline._errors import InvalidPipelineError, InvalidStateError
+from perdure.pipeline._records import Answer, Checkpoint, Level, Progress, S
+
+T = TypeVar("T")
+
+
+class Same:
+    """Stands for "the state as it is"."""
+
+    def __repr__(self) -> str:
+        return "SAME"
+
+
+SAME: Final = Same()
+
+
+# ── what a phase may return ────────────────────────────────────────────────────────────────────────────────
+@dataclass(frozen=True, slots=True)
+class Next(Generic[S]):
+    """Go on with `phase`, which gets `state`."""
+
+    phase: str | Phase[S]
+    state: S
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The job is complete. `output` is kept, as JSON, where the storage keeps outputs."""
+
+    output: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Error:
+    """The job failed; a retry enters this phase again with the state it has now."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Approval:
+    """A question for a person. `data` is JSON that helps to decide. After `within` it lapses, which approves nothing; None: it never does."""
+
+    question: str
+    data: Any = None
+    within: timedelta | None = APPROVAL_WITHIN
+
+
+@dataclass(frozen=True, slots=True)
+class Wait(Generic[S]):
+    """Pause the job. What ends the pause is in `PhaseContext.answer` of the phase that is entered then.
+
+    With `approval`, until a person has decided or the question lapsed. With `until`, until then (a span counts from now). With neither, until
+    somebody resumes it. `phase` is entered afterwards, this one again if None, with `state`, or the state as it is.
+    """
+
+    phase: str | Phase[S] | None = None
+    state: S | Same = SAME
+    approval: Approval | None = None
+    until: datetime | timedelta | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Not yet: enter this phase again after a while (a bare number is seconds). Counts as a try where the phase has a `RetryPolicy`."""
+
+    after: timedelta | float
+    reason: str = ""
+
+
+PhaseResult: TypeAlias = Next[S] | Done | Error | Wait[S] | Retry
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How often a phase that raises is tried, and how far apart.
+
+    `attempts` counts all tries, the first included. The pause before try n+1 is `backoff · factor^(n-1)`, at most `longest`, and up to `jitter` of it
+    more, drawn at random. Only exceptions of the classes `on` are tried again; a time-out is a `TimeoutError`. A crash of the process is no try.
+    """
+
+    attempts: int = 3
+    backoff: timedelta = timedelta(seconds=1)
+    factor: float = 2.0
+    longest: timedelta = timedelta(minutes=5)
+    jitter: float = 0.1
+    on: tuple[type[Exception], ...] = (Exception,)
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1:
+            raise InvalidPipelineError("RetryPolicy.attempts counts the first try too: it must be 1 or more.")
+
+    def delay(self, failed: int, chance: float) -> timedelta:
+        """The pause after `failed` failed tries; `chance` is in [0, 1)."""
+        # A float overflows long before a person would wait that long.
+        growth = min(self.factor ** min(failed - 1, 64), 1e9)
+        plain = min(self.backoff * growth, self.longest)
+        return plain * (1 + self.jitter * chance)
+
+
+# ── what a phase gets ──────────────────────────────────────────────────────────────────────────────────────
+CancelReason = Literal["timeout", "lost", "drain", "ended"]
+
+
+class Cancellation:
+    """Fires when the phase should stop: its time is up, another advance took the job over, the worker shuts down, or the phase has ended."""
+
+    __slots__ = ("_event", "reason")
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+        self.reason: CancelReason | None = None
+
+    def is_set(self) -> bool:
+        return self.reason is not None
+
+    async def wait(self) -> None:
+        """Return once it has fired."""
+        await self._event.wait()
+
+    def set(self, reason: CancelReason) -> None:
+        """Fire, once; on the loop that runs the phase."""
+        if self.reason is None:
+            self.reason = reason
+            self._event.set()
+
+
+class Desk(Protocol):
+    """What the runner does for a phase at work."""
+
+    async def log(self, message: str, level: Level) -> None: ...
+
+    async def save(self, state: Any) -> Checkpoint[Any]: ...
+
+    def progress(self, progress: Progress) -> None: ...
+
+
+@dataclass(slots=True)
+class PhaseContext(Generic[S]):
+    """What a phase gets.
+
+    `attempt` is 1 for the first try. `answer` is how the wait ended that brought the job here. `key` names this stay in this phase, the same over
+    crashes, retries and resumes and new in every new life of the job: hand it to the outside world as an idempotency key.
+    """
+
+    job_id: str
+    phase: str
+    checkpoint: Checkpoint[S]
+    cancelled: Cancellation
+    _desk: Desk = field(repr=False)
+
+    @property
+    def state(self) -> S:
+        """The state as last saved."""
+        return self.checkpoint.state
+
+    @property
+    def attempt(self) -> int:
+        return self.checkpoint.attempt + 1
+
+    @property
+    def answer(self) -> Answer | None:
+        return None if self.checkpoint.wait is None else self.checkpoint.wait.answer
+
+    @property
+    def key(self) -> str:
+        return f"{self.job_id}:{self.checkpoint.life}:{self.checkpoint.step}:{self.phase}"
+
+    async def log(self, message: str, level: Level = "info") -> None:
+        """Append a line to the job's log."""
+        await self._desk.log(message, level)
+
+    async def save_state(self, state: S) -> None:
+        """Keep `state` now: whatever happens, this phase is entered again with it. Durable when it returns.
+
+        Raises:
+            InvalidStateError: It does not fit the phase or can't be stored; nothing was written.
+        """
+        self.checkpoint = await self._desk.save(state)
+
+    def progress(self, done: float, total: float | None = None) -> None:
+        """Say how far it is. Cheap: call it as often as you like; where the storage shows progress, the latest is written now and then."""
+        self._desk.progress(Progress(done, total))
+
+
+# ── the phase ──────────────────────────────────────────────────────────────────────────────────────────────
+class StateType(Generic[S]):
+    """The type of a phase's state: into plain data and back, naming phase and field where it does not fit."""
+
+    def __init__(self, kind: Any) -> None:
+        self.kind = kind
+        self._adapter: TypeAdapter[Any] | None = None
+
+    @property
+    def adapter(self) -> TypeAdapter[Any]:
+        if self._adapter is None:
+            self._adapter = TypeAdapter(self.kind)
+        return self._adapter
+
+    def pack(self, state: Any, phase: str) -> Any:
+        """`state` as plain JSON data that `unpack` takes.
+
+        What is written is read back first: a state that could not be read later is refused now.
+        """
+        try:
+            plain = self.adapter.dump_python(state, mode="json", by_alias=True, warnings=False)
+        except (PydanticSerializationError, AttributeError, TypeError):
+            plain = state  # of another type; what is wrong with it is named below
+        try:
+            data = clean(plain)
+        except UnserializableError as error:
+            raise InvalidStateError(phase, str(error.details.get("path", "$")), error.message) from error
+        self.unpack(data, phase)
+        return data
+
+    def unpack(self, data: Any, phase: str) -> S:
+        if self.kind is Any:
+            return data
+        try:
+            return self.adapter.validate_json(dump(data))
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(["$", *(str(each) for each in first["loc"])])
+            raise InvalidStateError(phase, where, first["msg"]) from error
+
+
+Run: TypeAlias = Callable[[PhaseContext[S]], Awaitable[PhaseResult[S]]]
+
+
+class Phase(Generic[S]):
+    """One phase of a pipeline.
+
+    Args:
+        name: Unique in the pipeline; it is stored, so renaming it strands jobs that wait for it.
+        run: What it does.
+        state: The type of its state, anything Pydantic validates. Read from `run`'s annotation `PhaseContext[…]` if None; where that has none, any JSON.
+        timeout: Seconds that one try may take.
+        retry: What happens when it raises. None: the job fails at once.
+    """
+
+    def __init__(
+        self, name: str, run: Run[S], *, state: type[S] | None = None, timeout: timedelta | float | None = None, retry: RetryPolicy | None = None
+    ) -> None:  # fmt: skip
+        if not name:
+            raise InvalidPipelineError("A phase needs a name.")
+        self.name = name
+        self.run = run
+        self.timeout = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        self.retry = retry
+        self.state: StateType[S] = StateType(state if state is not None else _state_of(name, run))
+
+    def __call__(self, context: PhaseContext[S]) -> Awaitable[PhaseResult[S]]:
+        return self.run(context)
+
+    def __repr__(self) -> str:
+        return f"Phase({self.name!r})"
+
+
+@overload
+def phase(run: Run[S], /) -> Phase[S]: ...
+
+
+@overload
+def phase(
+    *, name: str | None = None, state: Any = None, timeout: timedelta | float | None = None, retry: RetryPolicy | None = None
+) -> Callable[[Run[S]], Phase[S]]: ...
+
+
+def phase(
+    run: Run[Any] | None = None, /, *, name: str | None = None, state: Any = None, timeout: timedelta | float | None = None,
+    retry: RetryPolicy | None = None,
+) -> Any:  # fmt: skip
+    """Make an async function a phase, named like the function unless told otherwise."""
+
+    def make(function: Run[Any]) -> Phase[Any]:
+        return Phase(name or getattr(function, "__name__", ""), function, state=state, timeout=timeout, retry=retry)
+
+    return make if run is None else make(run)
+
+
+def check_phases(phases: Sequence[Phase[Any]]) -> dict[str, Phase[Any]]:
+    """The phases by name.
+
+    Raises:
+        InvalidPipelineError: There is none, or two share a name.
+    """
+    if not phases:
+        raise InvalidPipelineError("A pipeline needs at least one phase.")
+    found: dict[str, Phase[Any]] = {}
+    for each in phases:
+        if each.name in found:
+            raise InvalidPipelineError(f"Two phases are named {each.name!r}; names must be unique.", phase=each.name)
+        found[each.name] = each
+    return found
+
+
+def phase_name(named: str | Phase[Any]) -> str:
+    return named if isinstance(named, str) else named.name
+
+
+def _state_of(name: str, run: Any) -> Any:
+    """The state type that the annotation of `run`'s first argument names."""
+    function: Any = inspect.unwrap(run if inspect.isroutine(run) else type(run).__call__)
+    parameters = list(inspect.signature(run).parameters.values())
+    if not parameters or parameters[0].annotation is inspect.Parameter.empty:
+        return Any
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except NameError as error:
+        raise InvalidPipelineError(
+            f"The state type of phase {name!r} can't be read: {error}. Define it at module level, or pass `state=` to the phase.", phase=name
+        ) from error
+    hint = hints.get(parameters[0].name)
+    if get_origin(hint) is not PhaseContext:
+        return Any
+    [kind] = get_args(hint)
+    return Any if isinstance(kind, TypeVar) else kind

@@ -1,0 +1,305 @@
+"""One advance: take the job, run the phase that comes next, write what came of it.
+
+Read `advance_phase` first; it is the whole story.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, Final, Literal
+
+from perdure.core.limits import DEATHS_MAX, LEASE_DEFAULT
+from perdure.core.runtime import RealRuntime, Runtime
+from perdure.pipeline import _failures as failures
+from perdure.pipeline._adapters import Claim, CommitsOutcomes, ComparesAndSets, Leases, Outcome, SchedulerAdapter, StorageAdapter
+from perdure.pipeline._errors import InvalidStateError, JobLost, PhaseError
+from perdure.pipeline._keeper import Held, LeaseKeeper
+from perdure.pipeline._phase import Cancellation, Phase, PhaseContext, PhaseResult, S, check_phases
+from perdure.pipeline._records import Checkpoint, JobRecord, Level, LogEntry, Progress
+from perdure.pipeline._settle import NOW, Phases, Refused, Stay, repause, settle, settle_exception, time_is_up
+from perdure.pipeline._writer import write
+
+REAL: Final = RealRuntime()
+PROGRESS_EVERY: Final = 0.5
+"""Seconds between two writes of a phase's progress: often enough for a person, rare enough to cost nothing."""
+
+Advanced = Literal["ran", "early", "busy", "idle", "lost"]
+"""What came of an advance. `ran`: the job moved. `early`: it may not go on yet; another advance was asked for. `busy`: another advance is at work.
+`idle`: there is nothing to do. `lost`: another advance took the job over meanwhile; nothing of this one was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Env:
+    """What an advance works with. `cancelled` fires from outside (a worker that drains); `keeper` is a worker's own."""
+
+    storage: StorageAdapter
+    scheduler: SchedulerAdapter
+    runtime: Runtime = REAL
+    lease: timedelta = LEASE_DEFAULT
+    keeper: LeaseKeeper | None = None
+    cancelled: Cancellation | None = None
+
+    async def write(self, outcome: Outcome, current: Checkpoint[Any] | None) -> int | None:
+        return await write(self.storage, self.scheduler, outcome, current)
+
+
+async def advance_phase(
+    job_id: str, phases: Sequence[Phase[S]], storage: StorageAdapter, scheduler: SchedulerAdapter, *, runtime: Runtime = REAL,
+    lease: timedelta = LEASE_DEFAULT,
+) -> Advanced:  # fmt: skip
+    """Run the job's next phase and write what came of it. Harmless at any time, and however often.
+
+    Nothing happens to a job that is unknown, not running, without a checkpoint, or at work elsewhere. `lease` is how long a dead process keeps
+    the job from others, on storages with leases; a live one renews it.
+
+    Raises:
+        PhaseError: The phase failed its job for good; the status is `error`, the checkpoint as it was.
+        InvalidPipelineError: The phases themselves are wrong; nothing was read or written.
+    """
+    return await advance(job_id, check_phases(phases), Env(storage, scheduler, runtime, lease))
+
+
+async def advance(job_id: str, phases: Phases, env: Env) -> Advanced:
+    """`advance_phase` for a caller that brings its own surroundings."""
+    with _alone(env.storage, job_id) as alone:
+        if not alone:
+            return "busy"
+        sent = env.runtime.monotonic()
+        claim = await _take(job_id, env)
+        if claim.busy is not None:
+            # Not simply dropped: should the holder die, this is the advance that takes over.
+            await env.scheduler.schedule_advance(job_id, claim.busy)
+            return "busy"
+        job = claim.job
+        if job is None or job.checkpoint is None or job.status not in ("running", "paused"):
+            return "idle"
+        stay = _stay(job_id, job, job.checkpoint, env)
+        if job.status == "paused":
+            return await _wake(stay, env)
+        return await _enter(stay, job, phases, env, sent)
+
+
+async def _take(job_id: str, env: Env) -> Claim:
+    """Make the job ours, as well as the storage can."""
+    storage = env.storage
+    if isinstance(storage, Leases):
+        return await storage.claim_job(job_id, env.lease)
+    job = await storage.get_job(job_id)
+    if job is None or job.status != "running" or job.checkpoint is None or not isinstance(storage, ComparesAndSets):
+        return Claim(job, taken=True)
+    # Writing the checkpoint over itself raises the version: of two advances that read the same one, the second stops here.
+    version = await storage.compare_and_set(job_id, job.version, job.checkpoint)
+    return Claim(None) if version is None else Claim(replace(job, version=version), taken=True)
+
+
+@contextmanager
+def _alone(storage: StorageAdapter, job_id: str) -> Generator[bool]:
+    """Keep two advances of one process apart on storages that can't do it themselves."""
+    if isinstance(storage, Leases):
+        yield True
+        return
+    mine = object()
+    key = (id(storage), job_id)
+    alone = _AT_WORK.setdefault(key, mine) is mine
+    try:
+        yield alone
+    finally:
+        if alone:
+            del _AT_WORK[key]
+
+
+_AT_WORK: Final[dict[tuple[int, str], object]] = {}
+
+
+def _stay(job_id: str, job: JobRecord, at: Checkpoint[Any], env: Env) -> Stay:
+    return Stay(job_id, job.version, at, env.runtime.now(), env.runtime.random(), env.runtime.new_id())
+
+
+async def _wake(stay: Stay, env: Env) -> Advanced:
+    """An advance met a paused job: go on if the wait's time has come."""
+    wait = stay.checkpoint.wait
+    if wait is None or wait.answer is not None or wait.until is None:
+        return "idle"
+    if wait.until > stay.now:
+        await env.scheduler.schedule_advance(stay.job_id, wait.until - stay.now)
+        return "early"
+    version = await env.write(time_is_up(stay, wait), stay.checkpoint)
+    return "lost" if version is None else "ran"
+
+
+async def _enter(stay: Stay, job: JobRecord, phases: Phases, env: Env, sent: float) -> Advanced:
+    """The job is ours: see whether its phase can run, run it, write the outcome."""
+    at = stay.checkpoint
+    phase = phases.get(at.next_phase)
+    if phase is None:
+        return await _written(stay, stay.failed(failures.unknown(at.next_phase, list(phases))), env)
+    if at.wait is not None and at.wait.answer is None:
+        return await _written(stay, repause(stay, at.wait), env)
+    if job.deaths >= DEATHS_MAX:
+        return await _written(stay, stay.failed(failures.poisoned(phase.name, job.deaths)), env)
+    if at.not_before is not None and at.not_before > stay.now:
+        done = await _written(stay, stay.outcome(advance=at.not_before - stay.now), env)
+        return "lost" if done == "lost" else "early"
+    try:
+        state = phase.state.unpack(at.state, phase.name)
+    except InvalidStateError as error:
+        return await _fail(stay, stay.failed(error.message), env, error, error.code)
+    return await _work(stay, phase, replace(at, state=state), phases, env, sent)
+
+
+async def _work(stay: Stay, phase: Phase[Any], at: Checkpoint[Any], phases: Phases, env: Env, sent: float) -> Advanced:
+    desk = _Desk(stay, phase, env)
+    try:
+        async with _kept(stay, desk, env, sent):
+            result = await _run(phase, PhaseContext(stay.job_id, phase.name, at, desk.cancelled, desk))
+        await desk.close()
+    except JobLost:
+        return "lost"
+    except asyncio.CancelledError:
+        # Handed back, not failed: whoever comes next enters the same phase with what was saved.
+        await env.write(desk.stay.outcome(advance=NOW), desk.stay.checkpoint)
+        raise
+    finally:
+        desk.cancelled.set("ended")  # for a thread that the phase left behind
+    stay = replace(desk.stay, now=env.runtime.now())
+    match result:
+        case _Raised(error, timed_out):
+            outcome = settle_exception(stay, phase, error, timed_out=timed_out)
+            return await (_fail(stay, outcome, env, error) if outcome.status == "error" else _written(stay, outcome, env))
+        case _:
+            try:
+                outcome = settle(stay, phase, phases, result)
+            except Refused as refused:
+                return await _fail(stay, stay.failed(refused.message), env, refused.__cause__, refused.code)
+            return await _written(stay, outcome, env)
+
+
+@dataclass(frozen=True, slots=True)
+class _Raised:
+    error: Exception
+    timed_out: bool = False
+
+
+async def _run(phase: Phase[S], context: PhaseContext[S]) -> PhaseResult[S] | _Raised:
+    """The phase's own code, within its time."""
+    limit = asyncio.timeout(phase.timeout)
+    try:
+        async with limit:
+            return await phase.run(context)
+    except Exception as error:
+        timed_out = isinstance(error, TimeoutError) and limit.expired()
+        if timed_out:
+            context.cancelled.set("timeout")
+        return _Raised(error, timed_out)
+
+
+async def _written(stay: Stay, outcome: Outcome, env: Env) -> Advanced:
+    return "lost" if await env.write(outcome, stay.checkpoint) is None else "ran"
+
+
+async def _fail(stay: Stay, outcome: Outcome, env: Env, cause: BaseException | None, code: str | None = None) -> Advanced:
+    if await _written(stay, outcome, env) == "lost":
+        return "lost"
+    raise PhaseError(outcome.error or "", job_id=stay.job_id, phase=stay.phase, code=code) from cause
+
+
+@asynccontextmanager
+async def _kept(stay: Stay, desk: _Desk, env: Env, sent: float) -> AsyncGenerator[None]:
+    """Keep the lease while the phase is at work, and abort it when the lease is lost."""
+    if not isinstance(env.storage, Leases):
+        yield
+        return
+    abort = _Abort()
+
+    def lost() -> None:
+        desk.cancelled.set("lost")
+        abort.fire()
+
+    keeper = env.keeper or LeaseKeeper(env.storage, env.lease, env.runtime)
+    desk.held = keeper.hold(stay.job_id, stay.version, sent, lost)
+    # A keeper of our own is a thread: most phases are over before it would have anything to do.
+    later = None if env.keeper else env.runtime.spawn(_start_later(keeper, env.runtime), name="perdure-pipeline-keeper")
+    try:
+        yield
+    except asyncio.CancelledError:
+        if abort.was_ours():
+            raise JobLost from None
+        raise
+    finally:
+        keeper.let_go(desk.held)
+        if later is not None:
+            later.cancel()
+            await keeper.stop()
+
+
+async def _start_later(keeper: LeaseKeeper, runtime: Runtime) -> None:
+    await runtime.sleep(keeper.period)
+    keeper.start()
+
+
+class _Abort:
+    """A cancellation of the current task that can be told from anybody else's."""
+
+    def __init__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task, self._before, self._fired = task, task.cancelling(), False
+
+    def fire(self) -> None:
+        self._fired = True
+        self._task.cancel()
+
+    def was_ours(self) -> bool:
+        return self._fired and self._task.uncancel() <= self._before
+
+
+class _Desk:
+    """What a phase at work may write. Each write is refused once another advance has the job."""
+
+    def __init__(self, stay: Stay, phase: Phase[Any], env: Env) -> None:
+        self.stay, self._phase, self._env = stay, phase, env
+        self.cancelled = env.cancelled or Cancellation()
+        self.held: Held | None = None
+        self._shown = env.runtime.monotonic()
+        self._showing: asyncio.Task[None] | None = None
+
+    async def log(self, message: str, level: Level) -> None:
+        entry = LogEntry(self._env.runtime.now(), message, self.stay.phase, level)
+        await self._hold(self.stay.outcome(hold=True, log=(entry,), durable=False))
+
+    async def save(self, state: Any) -> Checkpoint[Any]:
+        packed = replace(self.stay.checkpoint, state=self._phase.state.pack(state, self._phase.name))
+        await self._hold(self.stay.outcome(hold=True, checkpoint=packed))
+        self.stay = replace(self.stay, checkpoint=packed)
+        return replace(packed, state=state)
+
+    def progress(self, progress: Progress) -> None:
+        if self.held is not None:
+            self.held.progress = progress
+        due = self._env.runtime.monotonic() - self._shown >= PROGRESS_EVERY
+        if isinstance(self._env.storage, CommitsOutcomes) and due and (self._showing is None or self._showing.done()):
+            self._shown = self._env.runtime.monotonic()
+            self._showing = self._env.runtime.spawn(self._show(progress), name="perdure-pipeline-progress")
+
+    async def _show(self, progress: Progress) -> None:
+        try:
+            await self._hold(self.stay.outcome(hold=True, progress=progress, durable=False))
+        except JobLost:
+            pass  # the phase hears of it from its own next write
+        except Exception:
+            pass  # progress is for people to look at; it fails nothing
+
+    async def close(self) -> None:
+        """Let a write under way finish, so that it can't come after the outcome's."""
+        if self._showing is not None:
+            await asyncio.wait([self._showing])
+
+    async def _hold(self, outcome: Outcome) -> None:
+        version = await self._env.write(outcome, self.stay.checkpoint)
+        if version is None:
+            raise JobLost
+        self.stay = replace(self.stay, version=version)
