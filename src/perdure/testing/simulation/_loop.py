@@ -54,13 +54,13 @@ class Strand:
 
     __slots__ = ("_prune_at", "context", "name", "number", "paused_until", "ready", "replica", "tasks")
 
-    def __init__(self, replica: Replica, name: str, number: int) -> None:
+    def __init__(self, replica: Replica, name: str, number: int, base: Context) -> None:
         self.replica, self.name, self.number = replica, name, number
         self.ready: deque[SimHandle] = deque()
         self.paused_until = 0.0
         self.tasks: list[SimTask[Any]] = []
         self._prune_at = 64
-        self.context = contextvars.Context()
+        self.context = base.copy()
         self.context.run(_strand.set, self)
 
     def adopt(self, task: SimTask[Any]) -> None:
@@ -91,7 +91,7 @@ class Replica:
 
     def strand(self, name: str) -> Strand:
         """One more thread in this process."""
-        strand = Strand(self, f"{self.name}/{name}", self._loop.number("strand"))
+        strand = Strand(self, f"{self.name}/{name}", self._loop.number("strand"), self._loop.context)
         self.strands.append(strand)
         if self.alive:
             self._loop.add_strand(strand)
@@ -214,6 +214,8 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._schedule = schedule or InOrder()
         self._callback_seconds, self._steps_max = callback_seconds, steps_max
         self._now = EPOCH
+        # What the caller has set (an agent's overridden model, say) holds in every replica.
+        self.context = contextvars.copy_context()
         self._timers: list[tuple[float, int, SimHandle]] = []
         self._strands: list[Strand] = []
         self._numbers = {"strand": 0, "handle": 0, "future": 0}
