@@ -1,1 +1,38 @@
 """Agents: the only place that meets Pydantic AI."""
+
+from pydantic_ai.exceptions import ApprovalRequired, CallDeferred, ModelRetry, ToolFailed
+
+from perdure.agents._counters import in_a_row, looping
+from perdure.agents._messages import decode, decode_all, encode, ends_on_response, last_text, start_message
+from perdure.agents._session import AgentSession, open_session
+from perdure.agents._turn import Answered, Call, Decision, Finished, Host, ModelFailed, Reply, ReplyKind, Result, Session
+from perdure.agents._values import Shelf, keep
+
+__all__ = [
+    "AgentSession",
+    "Answered",
+    "ApprovalRequired",
+    "Call",
+    "CallDeferred",
+    "Decision",
+    "Finished",
+    "Host",
+    "ModelFailed",
+    "ModelRetry",
+    "Reply",
+    "ReplyKind",
+    "Result",
+    "Session",
+    "Shelf",
+    "ToolFailed",
+    "decode",
+    "decode_all",
+    "encode",
+    "ends_on_response",
+    "in_a_row",
+    "keep",
+    "last_text",
+    "looping",
+    "open_session",
+    "start_message",
+]

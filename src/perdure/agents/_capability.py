@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
@@ -23,7 +23,7 @@ from pydantic_ai.exceptions import (
     ToolFailedError,
     ToolRetryError,
 )
-from pydantic_ai.messages import ModelResponse, ToolCallPart
+from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart
 from pydantic_ai.models import ModelRequestContext
 from pydantic_ai.output import OutputContext
 from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, ToolApproved, ToolDefinition, ToolDenied
@@ -31,7 +31,7 @@ from pydantic_ai.toolsets import AbstractToolset, FunctionToolset, ToolsetTool, 
 
 from perdure.agents._faults import StreamCut, describe, is_whole
 from perdure.agents._turn import Call, Decision, Host
-from perdure.agents._values import from_plain, to_plain
+from perdure.agents._values import is_envelope, revive
 from perdure.core.errors import Suspend
 from perdure.core.limits import PREVIEW_CHARS
 
@@ -61,19 +61,24 @@ class KnownTool:
 
 @dataclass(eq=False)
 class Link:
-    """What the hooks of one run and its session tell each other. Reset by the session at each step."""
+    """What the hooks of one run and its session tell each other.
+
+    `accept` is the gate for a response, `keep` the one for a tool's result, `restore` puts files into a request. `positions` and `retried` are of the response in
+    hand, `tools`, `outputs` and `output_retries` of the step. `stored` is a response that is processed again instead of asked for. `parked` is why the session ends.
+    """
 
     host: Host
+    accept: Callable[[ModelResponse], Awaitable[ModelResponse]]
+    keep: Callable[[Any], Awaitable[Any]]
+    restore: Callable[[Sequence[ModelMessage]], Awaitable[list[ModelMessage]]]
     positions: dict[str, int] = field(default_factory=dict[str, int])
     tools: dict[str, KnownTool] = field(default_factory=dict[str, KnownTool])
     outputs: dict[str, ToolDefinition] = field(default_factory=dict[str, ToolDefinition])
     output_retries: int | None = None
     retried: Mapping[str, int] = field(default_factory=dict[str, int])
     stored: ModelResponse | None = None
-    accept: Callable[[ModelResponse], ModelResponse] = field(default=lambda response: response)
-    prepare: Callable[[ModelRequestContext], Awaitable[ModelRequestContext]] | None = None
+    deferred: dict[str, Call] = field(default_factory=dict[str, Call])
     parked: BaseException | None = None
-    settle: Callable[[Any], Awaitable[Any]] | None = None
 
     def call(self, part: ToolCallPart, args: dict[str, Any] | None, *, deferred: dict[str, Any] | None = None) -> Call:
         """A tool call as the host sees it."""
@@ -93,6 +98,10 @@ class Link:
             sequential=tool is not None and tool.sequential,
             timeout=tool.timeout if tool else None,
         )
+
+    async def result(self, value: Any) -> Any:
+        """What the history is told of a result: kept, whether or not the host did so already."""
+        return revive(value if is_envelope(value) else await self.keep(value))
 
     def exhausted(self, name: str) -> bool:
         """Whether this tool has used its retries, by the history."""
@@ -117,11 +126,11 @@ class Outer(AbstractCapability[Any]):
         if (stored := link.stored) is not None:
             # The history ends on this response: it is processed again, not asked for again.
             link.stored = None
-            return replace(stored)
+            return stored
         response = await handler(request_context)
         if not is_whole(response, request_context.model):
             raise StreamCut("The stream ended without the provider's finish part.")
-        return link.accept(response)
+        return await link.accept(response)
 
     async def wrap_tool_validate(
         self,
@@ -190,7 +199,7 @@ class Inner(AbstractCapability[Any]):
         return tool_defs
 
     async def prepare_model_request(self, ctx: RunContext[Any], request_context: ModelRequestContext) -> ModelRequestContext:
-        return await self.link.prepare(request_context) if self.link.prepare is not None else request_context
+        return replace(request_context, messages=await self.link.restore(request_context.messages))
 
     async def handle_deferred_tool_calls(self, ctx: RunContext[Any], *, requests: DeferredToolRequests) -> DeferredToolResults | None:
         link = self.link
@@ -210,11 +219,12 @@ class Inner(AbstractCapability[Any]):
             decision = decisions.get(call_id)
             if decision is None:
                 raise RuntimeError(f"The host decided nothing about call {call_id!r} ({calls[call_id].name}); it must decide about each or suspend.")
-            _decided(results, call_id, kind, decision)
+            result = await link.result(decision.result) if kind != "approval" and (decision.approved or decision.answered) else None
+            _decided(results, call_id, kind, decision, result)
         return results
 
 
-def _decided(results: DeferredToolResults, call_id: str, kind: str, decision: Decision) -> None:
+def _decided(results: DeferredToolResults, call_id: str, kind: str, decision: Decision, result: Any) -> None:
     if kind == "approval" and not decision.answered:
         results.approvals[call_id] = (
             ToolApproved(override_args=decision.args) if decision.approved else ToolDenied(decision.message or "The call was denied.")
@@ -223,7 +233,7 @@ def _decided(results: DeferredToolResults, call_id: str, kind: str, decision: De
         # Pydantic AI takes no result for an approval: the call is let through, and the host answers it in `run_tool`.
         results.approvals[call_id] = True
     elif decision.approved or decision.answered:
-        results.calls[call_id] = from_plain(decision.result)
+        results.calls[call_id] = result
     else:
         results.calls[call_id] = ToolFailed(decision.message or "The call was denied.")
 
@@ -245,11 +255,13 @@ class HostToolset(WrapperToolset[Any]):
         call = link.call(ToolCallPart(name, tool_args, tool_call_id=ctx.tool_call_id), tool_args)
 
         async def body() -> Any:
-            value = await WrapperToolset[Any].call_tool(self, name, tool_args, ctx, tool)
-            return await link.settle(value) if link.settle is not None else to_plain(value)
+            return await WrapperToolset[Any].call_tool(self, name, tool_args, ctx, tool)
 
         try:
-            return from_plain(await link.host.run_tool(call, body, approved=ctx.tool_call_approved))
+            return await link.result(await link.host.run_tool(call, body, approved=ctx.tool_call_approved))
+        except CallDeferred:
+            link.deferred[call.id] = call
+            raise
         except ModelRetry as error:
             if link.exhausted(name):
                 raise ToolFailed(_no_retries(error)) from error

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, cast
 
-from pydantic_ai import Agent, AgentRun, CallToolsNode, ModelRequestNode, RunContext, capture_run_messages
+from pydantic_ai import Agent, AgentRun, ModelRequestNode, RunContext, capture_run_messages
 from pydantic_ai.exceptions import AgentRunError, OutputTokenLimitExceeded, UnexpectedModelBehavior
 from pydantic_ai.external_events import ExternalEventWaiter, external_event_scope
 from pydantic_ai.messages import (
@@ -23,7 +23,7 @@ from pydantic_ai.messages import (
     PartDeltaEvent,
     PartStartEvent,
     RetryFeedbackPart,
-    RetryPromptPart,
+    RetryInfo,
     TextPart,
     TextPartDelta,
     ThinkingPart,
@@ -43,14 +43,15 @@ from perdure.agents import _gate as gate
 from perdure.agents._capability import Inner, Link, Outer
 from perdure.agents._driver import Driver
 from perdure.agents._faults import StreamCut, describe, is_quota, is_transient, retry_after
+from perdure.agents._files import Files
 from perdure.agents._kinds import kind_of
+from perdure.agents._messages import text_of
 from perdure.agents._turn import Answered, Call, Finished, Host, ModelFailed, Reply, Result
 from perdure.agents._usage import usage_of, usage_of_failure
+from perdure.agents._values import Shelf, keep, shelved
 from perdure.core.codec import clean
 from perdure.core.errors import ExecutionError, PerdureError
 from perdure.core.runtime import Runtime
-
-T = TypeVar("T")
 
 
 @asynccontextmanager
@@ -68,7 +69,7 @@ async def open_session(
     model: Model | KnownModelName | str | None = None,
     since: int = 0,
     waiter: ExternalEventWaiter | None = None,
-    files: gate.Files | None = None,
+    artifacts: Shelf | None = None,
 ) -> AsyncGenerator[AgentSession]:
     """A session over `history`; see `perdure.agents._turn.Session`.
 
@@ -84,9 +85,9 @@ async def open_session(
         model: In place of the agent's own model.
         since: Where this run's own messages begin in `history`. What lies before (a thread) counts for no retries.
         waiter: What `wait_for_external_event` waits through inside tools.
-        files: Where files and large results go, and come from.
+        artifacts: Where files and large results go, and come from. Without it they stay in the messages.
     """
-    session = AgentSession(agent, list(history), host, runtime, run_id, conversation_id, deps, prompt, toolsets, model, since, waiter, files)
+    session = AgentSession(agent, list(history), host, runtime, run_id, conversation_id, deps, prompt, toolsets, model, since, waiter, artifacts)
     session.driver = Driver(runtime, name=f"session {run_id}")
     try:
         if prompt is not None:
@@ -112,16 +113,23 @@ class AgentSession:
     model: Model | KnownModelName | str | None
     since: int
     waiter: ExternalEventWaiter | None
-    files: gate.Files | None
+    artifacts: Shelf | None
     driver: Driver = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        self._files = Files(self.artifacts)
+        self._ids = gate.call_ids(self.history)
         self._stack: AsyncExitStack | None = None
         self._run: AgentRun[Any, Any] | None = None
         self._node: Any = None
-        self._link = Link(self.host)
-        self._sent: dict[int, tuple[ModelMessage, ModelMessage]] = {}
+        self._link = self._new_link(None)
+        # The loop's own objects, one for each message of the history; and the last response as the loop has it and as it is stored.
+        self._live: list[ModelMessage] = []
+        self._accepted: tuple[ModelResponse, ModelResponse] | None = None
         self._tries = 0
+
+    def _new_link(self, stored: ModelResponse | None) -> Link:
+        return Link(self.host, accept=self._accept, keep=lambda value: keep(value, self.artifacts), restore=self._files.restore, stored=stored)
 
     @property
     def messages(self) -> list[ModelMessage]:
@@ -142,16 +150,18 @@ class AgentSession:
 
     def reissue(self, text: str) -> Answered:
         response = self._last_response()
+        calls = [part for part in response.parts if isinstance(part, ToolCallPart)]
         parts = [
-            ToolReturnPart(part.tool_name, text, tool_call_id=part.tool_call_id, tool_kind=part.tool_kind, outcome="failed")
-            for part in response.parts
-            if isinstance(part, ToolCallPart)
+            ToolReturnPart(
+                part.tool_name, text, tool_call_id=part.tool_call_id, tool_kind=part.tool_kind, outcome="failed", timestamp=self.runtime.now()
+            )
+            for part in calls
         ]
-        request = ModelRequest(parts=parts or [RetryFeedbackPart(content=text)], timestamp=self.runtime.now())
-        results = self._results(request, response)
+        said = RetryFeedbackPart(content=text, retry=RetryInfo(cause="no_output"), timestamp=self.runtime.now())
+        request = ModelRequest(parts=parts or [said], timestamp=self.runtime.now())
         self.history.append(request)
         self._node = None
-        return Answered(request, results)
+        return Answered(request, self._results(request, response))
 
     def drop(self) -> None:
         self._last_response()
@@ -175,64 +185,80 @@ class AgentSession:
 
     async def _open(self) -> None:
         history, stored = self.history, None
-        if history and isinstance(history[-1], ModelResponse):
+        if history and isinstance(last := history[-1], ModelResponse):
             # Pydantic AI is handed the request before it and gets the response in place of a model call: one way for every ending.
-            history, stored = history[:-1], history[-1]
-        if self.files is not None:
-            await self.files.fetch(history)
-        link = self._link = Link(self.host, stored=stored if isinstance(stored, ModelResponse) else None, accept=self._accept)
-        if self.files is not None:
-            link.prepare, link.settle = self.files.restore, self.files.settle
+            history, stored = history[:-1], last
+        await self._files.fetch(self.history)
+        replayed = await self._replayed(stored)
+        link = self._link = self._new_link(replayed)
         stack = AsyncExitStack()
         prompt, self.prompt = self.prompt, None
         try:
-            if self.waiter is not None:
-                stack.enter_context(external_event_scope(self.waiter))
-            # Its own list of messages, whatever the program around captures.
-            stack.enter_context(capture_run_messages())
-            run = await stack.enter_async_context(
-                self.agent.iter(
-                    prompt,
-                    message_history=history,
-                    run_id=f"{self.run_id}:{self.runtime.new_id()}",
-                    conversation_id=self.conversation_id or self.run_id,
-                    model=self.model,
-                    deps=self.deps,
-                    model_settings=without_sdk_retries,
-                    usage_limits=UsageLimits(request_limit=None),
-                    toolsets=list(self.toolsets),
-                    capabilities=[Outer(link), Inner(link)],
-                )
-            )
-            node = await run.next(run.next_node)
-            self._stack, self._run = stack, run
-            if stored is not None:
-                link.positions = _positions(stored)
-                node = await run.next(node)
-        except Exception as error:
-            self._stack = self._run = None
-            await stack.__aexit__(type(error), error, error.__traceback__)
-            if isinstance(error, PerdureError):
+            run = await self._enter(stack, prompt, history, link)
+            node = await _next(run, run.next_node)
+            if replayed is not None:
+                node = await _next(run, node)
+        except BaseException as error:
+            await _leave(stack, error)
+            if isinstance(error, PerdureError) or not isinstance(error, Exception):
                 raise
             raise ExecutionError(f"The agent could not be set up: {describe(error)}", code="setup_failed") from error
-        except BaseException as error:
-            self._stack = self._run = None
-            await stack.__aexit__(type(error), error, error.__traceback__)
-            raise
-        self._node = node
-        if prompt is not None and isinstance(node, ModelRequestNode):
-            self.history.append(self._stored(node.request))
+        self._stack, self._run, self._node = stack, run, node
+        if prompt is not None:
+            await self._begun(run, node)
+            return
+        self._live = list(history)
+        self._accepted = (replayed, stored) if replayed is not None and stored is not None else None
+        standing = [node.request] if isinstance(node, ModelRequestNode) and stored is None else []
+        await self._follow([*run.all_messages(), *standing])
+
+    async def _enter(self, stack: AsyncExitStack, prompt: Any, history: Sequence[ModelMessage], link: Link) -> AgentRun[Any, Any]:
+        if self.waiter is not None:
+            stack.enter_context(external_event_scope(self.waiter))
+        # Its own list of messages, whatever the program around captures.
+        stack.enter_context(capture_run_messages())
+        return await stack.enter_async_context(
+            self.agent.iter(
+                prompt,
+                message_history=history,
+                run_id=f"{self.run_id}:{self.runtime.new_id()}",
+                conversation_id=self.conversation_id or self.run_id,
+                model=self.model,
+                deps=self.deps,
+                model_settings=without_sdk_retries,
+                usage_limits=UsageLimits(request_limit=None),
+                toolsets=list(self.toolsets),
+                capabilities=[Outer(link), Inner(link)],
+            )
+        )
+
+    async def _replayed(self, stored: ModelResponse | None) -> ModelResponse | None:
+        """A copy for the loop, which writes on its messages, with the bytes of its files."""
+        if stored is None:
+            return None
+        restored = (await self._files.restore([stored]))[0]
+        assert isinstance(restored, ModelResponse)
+        return replace(restored)
+
+    async def _begun(self, run: AgentRun[Any, Any], node: Any) -> None:
+        """The start message, as the loop built it: system prompts where there is no history, then the prompt."""
+        assert isinstance(node, ModelRequestNode)
+        start = await self._stored(node.request)
+        if self.history and isinstance(last := self.history[-1], ModelRequest):
+            # A history that ends on the results of an output tool: providers want one request there, not two.
+            self.history[-1] = replace(last, parts=[*last.parts, *start.parts])
+            self._node = None
+            return
+        self._live = [*run.all_messages(), node.request]
+        self.history.append(start)
+        if len(self._live) != len(self.history):
+            self._node = None
 
     async def _close(self, error: BaseException | None = None) -> None:
         stack, self._stack, self._run, self._node = self._stack, None, None, None
-        self._sent.clear()
-        if stack is None:
-            return
-        try:
-            await stack.__aexit__(*((type(error), error, error.__traceback__) if error is not None else (None, None, None)))
-        except BaseException as closing:
-            if closing is not error and not isinstance(closing, Exception):
-                raise
+        self._live, self._accepted = [], None
+        if stack is not None:
+            await _leave(stack, error)
 
     # -- a model call -----------------------------------------------------------------------------------------------------------------------------
 
@@ -247,10 +273,10 @@ class AgentSession:
         heard: list[str] = []
         stream: AgentStream[Any, Any] | None = None
         try:
-            async with node.stream(run.ctx) as stream:
+            async with cast("ModelRequestNode[Any, Any]", node).stream(run.ctx) as stream:
                 async for event in stream:
                     self._hear(event, heard)
-            after = await run.next(node)
+            after = await _next(run, node)
         except Exception as error:
             failure = self._failure(error, "".join(heard), stream, started)
             await self._close(error)
@@ -260,7 +286,7 @@ class AgentSession:
             raise
         self._tries = 0
         self._node = after
-        self._follow(run.all_messages())
+        await self._follow(run.all_messages())
         if not self.history or not isinstance(self.history[-1], ModelResponse):
             raise ExecutionError("A hook asked for another model call without a response.", code="model_error")
         return self._reply(self.history[-1], started)
@@ -285,11 +311,10 @@ class AgentSession:
         link = self._link
         link.positions = _positions(response)
         calls = tuple(link.call(part, _arguments(part)) for part in response.parts if isinstance(part, ToolCallPart))
-        text = "".join(part.content for part in response.parts if isinstance(part, TextPart))
         return Reply(
             kind=kind_of(response, calls, output_type=self.agent.output_type),
             message=response,
-            text=text,
+            text=text_of(response),
             calls=calls,
             usage=usage_of(response),
             finish_reason=response.finish_reason,
@@ -330,9 +355,8 @@ class AgentSession:
         assert run is not None
         if isinstance(node, ModelRequestNode):
             # A hook of the user's refused the response already; what it said goes to the model.
-            return self._answered(node, response)
-        assert isinstance(node, CallToolsNode)
-        link.positions = _positions(response)
+            return await self._answered(node, response)
+        link.positions, link.deferred = _positions(response), {}
         link.retried = gate.retried(self.history[self.since :])
         unknown = [
             part
@@ -356,24 +380,27 @@ class AgentSession:
             raise parked
         self._node = after
         if isinstance(after, ModelRequestNode):
-            return self._answered(after, response)
-        assert isinstance(after, End)
-        return self._finished(run, response, after.data.output)
+            return await self._answered(after, response)
+        if link.deferred:
+            # An output tool would end the run over a call that waits: the host says whether it may.
+            await self.host.decide(tuple(link.deferred.values()))
+        return await self._finished(run, response, after.data.output)
 
-    async def _process(self, run: AgentRun[Any, Any], node: CallToolsNode[Any, Any], response: ModelResponse, unknown: Sequence[ToolCallPart]) -> Any:
+    async def _process(self, run: AgentRun[Any, Any], node: Any, response: ModelResponse, unknown: Sequence[ToolCallPart]) -> Any:
         if not unknown:
-            return await run.next(node)
+            return await _next(run, node)
         # Pydantic AI counts unknown names in memory and gives up on the second. Each gets its result here instead, and the others run.
-        known = [part for part in response.parts if part not in unknown]
+        gone = {part.tool_call_id for part in unknown}
+        known: list[Any] = [part for part in node.model_response.parts if not (isinstance(part, ToolCallPart) and part.tool_call_id in gone)]
         after: Any = None
         if any(isinstance(part, ToolCallPart) for part in known):
             parts, node.model_response.parts = node.model_response.parts, known
             try:
-                after = await run.next(node)
+                after = await _next(run, node)
             finally:
                 node.model_response.parts = parts
         if isinstance(after, End):
-            return after
+            return cast("Any", after)
         listed = ", ".join(repr(name) for name in sorted(self._link.tools)) or "none"
         said = [
             ToolReturnPart(
@@ -382,31 +409,34 @@ class AgentSession:
             for part in unknown
         ]
         if after is None:
-            return ModelRequestNode(ModelRequest(parts=said))
+            return ModelRequestNode[Any, Any](ModelRequest(parts=said))
         after.request.parts = [*after.request.parts, *said]
         return after
 
-    def _answered(self, node: ModelRequestNode[Any, Any], response: ModelResponse) -> Answered:
+    async def _answered(self, node: Any, response: ModelResponse) -> Answered:
         node.request.parts = gate.complete(node.request.parts, response)
-        request = self._stored(node.request)
+        request = await self._stored(node.request)
+        self._live.append(node.request)
         self.history.append(request)
         results = self._results(request, response)
-        refused = any(isinstance(part, (RetryFeedbackPart, RetryPromptPart)) for part in request.parts) or any(
+        refused = any(isinstance(part, RetryFeedbackPart) for part in request.parts) or any(
             each.call.output and each.outcome == "retry" for each in results
         )
-        if refused and (limit := self._link.output_retries) is not None and gate.refusals(self.history[self.since :], self._link.outputs) > limit:
+        limit = self._link.output_retries
+        if refused and limit is not None and gate.refusals(self.history[self.since :], self._link.outputs) > limit:
             raise ExecutionError(f"The output was refused {limit + 1} times: {_feedback(request)}", code="invalid_output")
         return Answered(request, results, refused)
 
-    def _finished(self, run: AgentRun[Any, Any], response: ModelResponse, output: Any) -> Finished:
+    async def _finished(self, run: AgentRun[Any, Any], response: ModelResponse, output: Any) -> Finished:
         messages = run.all_messages()
         results: tuple[Result, ...] = ()
         if isinstance(last := messages[-1], ModelRequest) and any(isinstance(part, ToolCallPart) for part in response.parts):
             last.parts = gate.complete(last.parts, response)
-            request = self._stored(last)
+            request = await self._stored(last)
+            self._live.append(last)
             self.history.append(request)
             results = self._results(request, response)
-        return Finished(output, clean(output, path="$output"), results)
+        return Finished(output, await output_json(output, self.artifacts), results)
 
     def _results(self, request: ModelRequest, response: ModelResponse) -> tuple[Result, ...]:
         link = self._link
@@ -424,34 +454,74 @@ class AgentSession:
         assert self.history and isinstance(self.history[-1], ModelResponse), "the history ends on a request: ask first"
         return self.history[-1]
 
-    def _accept(self, response: ModelResponse) -> ModelResponse:
-        return gate.response(response, self.history)
+    async def _accept(self, response: ModelResponse) -> ModelResponse:
+        """The gate for a response. The loop goes on with what is stored, save for the bytes of files."""
+        accepted = gate.response(response, self._ids, len(self.history), self.runtime.now())
+        stored = await self._files.without_bytes(accepted)
+        assert isinstance(stored, ModelResponse)
+        self._accepted = (accepted, stored)
+        return accepted
 
-    def _stored(self, raw: ModelRequest) -> ModelRequest:
-        """The request as it is stored. The loop's own goes on with the same parts."""
-        stored = gate.request(raw)
+    async def _stored(self, raw: ModelRequest) -> ModelRequest:
+        """The gate for a request. The loop goes on with the same parts."""
+        stored = await self._files.without_bytes(gate.request(raw, self.runtime.now()))
+        assert isinstance(stored, ModelRequest)
         raw.parts = stored.parts
-        self._sent[id(raw)] = (raw, stored)
         return stored
 
-    def _follow(self, live: Sequence[ModelMessage]) -> None:
-        """Take over what the loop made of the history: a new response, or a history that the agent's own hooks rewrote."""
-        known = {id(message): message for message in self.history}
-        followed: list[ModelMessage] = []
-        for at, message in enumerate(live):
-            sent = self._sent.get(id(message))
+    async def _follow(self, live: list[ModelMessage]) -> None:
+        """Take over what the loop made of the history: a new response, or a history that the agent's own hooks rewrote.
+
+        Messages that the loop left alone stay the objects that they were: whoever stores them sees by that what is new.
+        """
+        same = next((at for at, (one, other) in enumerate(zip(live, self._live, strict=False)) if one is not other), min(len(live), len(self._live)))
+        by_identity = {id(one): stored for one, stored in zip(self._live[same:], self.history[same:], strict=False)}
+        followed = self.history[:same]
+        for message in live[same:]:
+            at = len(followed)
             before = self.history[at] if at < len(self.history) else None
-            if sent is not None and sent[1].parts == message.parts:
-                followed.append(sent[1])
-            elif id(message) in known:
-                followed.append(message)
+            if self._accepted is not None and message is self._accepted[0]:
+                followed.append(self._finished_response(*self._accepted))
+            elif (known := by_identity.get(id(message))) is not None:
+                followed.append(known)
+            elif before is not None and before.kind == message.kind and before.parts == message.parts:
+                followed.append(before)
             elif isinstance(message, ModelRequest):
-                # The last request of a loop that was opened on it is a copy of ours.
-                same = isinstance(before, ModelRequest) and before.parts == message.parts
-                followed.append(before if same and before is not None else self._stored(message))
+                followed.append(await self._stored(message))
             else:
-                followed.append(message)
-        self.history = followed
+                followed.append(await self._files.without_bytes(message))
+        await self._requests_grown(live, followed, same)
+        self.history, self._live = followed, live
+        if followed and isinstance(last := followed[-1], ModelResponse):
+            self._ids |= gate.call_ids([last])
+
+    async def _requests_grown(self, live: Sequence[ModelMessage], followed: list[ModelMessage], same: int) -> None:
+        """The loop may add parts to the request that it sends (tools that became available, for example): they belong to the history."""
+        if 0 < same < len(live) and isinstance(sent := live[same - 1], ModelRequest) and list(sent.parts) != list(followed[same - 1].parts):
+            followed[same - 1] = await self._stored(sent)
+
+    @staticmethod
+    def _finished_response(accepted: ModelResponse, stored: ModelResponse) -> ModelResponse:
+        # The loop has put its ids and the cost on its object by now.
+        return accepted if stored is accepted else replace(accepted, parts=stored.parts)
+
+
+async def output_json(output: Any, artifacts: Shelf | None) -> Any:
+    """A run's output as it is stored: plain JSON, a file as a reference."""
+    return clean(await shelved(output, artifacts), path="$output")
+
+
+async def _next(run: AgentRun[Any, Any], node: Any) -> Any:
+    return await run.next(node)
+
+
+async def _leave(stack: AsyncExitStack, error: BaseException | None) -> None:
+    """Close the loop. What closing says about the error that is on its way already adds nothing."""
+    try:
+        await stack.__aexit__(*((type(error), error, error.__traceback__) if error is not None else (None, None, None)))
+    except BaseException as closing:
+        if closing is not error and not isinstance(closing, Exception):
+            raise
 
 
 def without_sdk_retries(ctx: RunContext[Any]) -> ModelSettings:
@@ -461,7 +531,7 @@ def without_sdk_retries(ctx: RunContext[Any]) -> ModelSettings:
     setting (Bedrock, whose retries are botocore's) are left as they are.
     """
     model: Any = ctx.model
-    members = [model, *(getattr(model, "models", None) or [])]
+    members: list[Any] = [model, *(getattr(model, "models", None) or [])]
     return ModelSettings() if all("max_retries" in getattr(each, "unsupported_settings", ()) for each in members) else ModelSettings(max_retries=0)
 
 

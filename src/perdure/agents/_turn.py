@@ -34,8 +34,8 @@ class Call:
     id: str
     name: str
     args: dict[str, Any] | None
-    metadata: dict[str, Any] = field(default_factory=dict)
-    schema: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict[str, Any])
+    schema: dict[str, Any] = field(default_factory=dict[str, Any])
     output: bool = False
     known: bool = True
     requires_approval: bool = False
@@ -137,9 +137,9 @@ class Host(Protocol):
     async def run_tool(self, call: Call, body: Callable[[], Awaitable[Any]], *, approved: bool) -> Any:
         """Run one tool body, or answer for it. `call.args` is the effective input.
 
-        `body` returns plain JSON data, cleaned and with files replaced by references: store it as it is, and hand the same back when the call is answered from a
-        record. `UnserializableError` from `body` says that the tool ran to its end and that its value can't be stored. `position` is -1 for a call that no response
-        made (a tool that runs other tools). A `Suspend` raised here ends the session once the siblings have finished.
+        `body` returns what the tool returned. What is stored of it, and handed back when the call is answered from a record, is `perdure.agents.keep(value, artifacts)`:
+        plain JSON. `position` is -1 for a call that no response made (a tool that runs other tools). A `Suspend` raised here ends the session once the
+        siblings have finished.
 
         Returns the value for the model; raises what the tool raised (`ModelRetry`, `ToolFailed`, `ApprovalRequired`, `CallDeferred` keep their
         Pydantic AI meaning; any other `Exception` becomes a failed result that the model sees).

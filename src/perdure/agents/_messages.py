@@ -1,0 +1,90 @@
+"""Messages as bytes, and the message that starts a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from pydantic_ai.messages import (
+    AudioUrl,
+    DocumentUrl,
+    ImageUrl,
+    ModelMessage,
+    ModelMessagesTypeAdapter,
+    ModelResponse,
+    TextPart,
+    UserContent,
+    VideoUrl,
+)
+
+from perdure.core.artifact import REFERENCE
+from perdure.core.codec import clean
+from perdure.core.trigger import Attachment, TriggerEnvelope
+
+FileReference = ImageUrl | AudioUrl | VideoUrl | DocumentUrl
+
+
+def encode(message: ModelMessage) -> bytes:
+    """One message as JSON."""
+    return ModelMessagesTypeAdapter.dump_json([message])[1:-1]
+
+
+def decode(data: bytes) -> ModelMessage:
+    """The message that `encode` wrote. Inert: no stored data names code to run.
+
+    Raises:
+        pydantic.ValidationError: Not a message that this version of Pydantic AI reads.
+    """
+    return ModelMessagesTypeAdapter.validate_json(b"[" + data + b"]")[0]
+
+
+def decode_all(stored: Iterable[bytes]) -> list[ModelMessage]:
+    """A whole history at once, which is faster than one by one."""
+    return ModelMessagesTypeAdapter.validate_json(b"[" + b",".join(stored) + b"]")
+
+
+def ends_on_response(messages: Sequence[ModelMessage]) -> bool:
+    """Whether the history ends on a response."""
+    return bool(messages) and isinstance(messages[-1], ModelResponse)
+
+
+def text_of(response: ModelResponse) -> str:
+    """The text of a response: its text parts, put together as they streamed."""
+    return "".join(part.content for part in response.parts if isinstance(part, TextPart))
+
+
+def last_text(messages: Sequence[ModelMessage], since: int = 0) -> str:
+    """The newest text that the model wrote, of the messages from `since` on; empty where it wrote none."""
+    return next((text for message in reversed(messages[since:]) if isinstance(message, ModelResponse) and (text := text_of(message))), "")
+
+
+def start_message(trigger: TriggerEnvelope) -> str | list[UserContent]:
+    """What a new run tells the model first: the trigger as a fenced JSON block, then each attachment with its name before it."""
+    shown = {"source": trigger.source, "trigger": trigger.trigger, "payload": clean(trigger.payload)}
+    text = f"```json\n{json.dumps(shown, ensure_ascii=False, indent=2, allow_nan=False)}\n```"
+    if not trigger.attachments:
+        return text
+    content: list[UserContent] = [text]
+    for number, attachment in enumerate(trigger.attachments, start=1):
+        content += [_label(number, attachment), reference(attachment.artifact_id, attachment.media_type, identifier=attachment.filename)]
+    return content
+
+
+def _label(number: int, attachment: Attachment) -> str:
+    name = json.dumps(clean(attachment.filename), ensure_ascii=False)
+    return f"Attachment {number}: {name}, {attachment.media_type}, {attachment.size:,} bytes"
+
+
+def reference(artifact_id: str, media_type: str, *, identifier: str | None = None, vendor_metadata: dict[str, Any] | None = None) -> FileReference:
+    """A file part that holds no bytes: `perdure-artifact:<id>`."""
+    kinds: dict[str, type[FileReference]] = {"image": ImageUrl, "audio": AudioUrl, "video": VideoUrl}
+    kind = kinds.get(media_type.partition("/")[0], DocumentUrl)
+    return kind(url=f"{REFERENCE}{artifact_id}", media_type=media_type, identifier=identifier, vendor_metadata=vendor_metadata)
+
+
+def referred(item: object) -> str | None:
+    """The artifact that a file part refers to, if it does."""
+    if isinstance(item, (ImageUrl, AudioUrl, VideoUrl, DocumentUrl)) and item.url.startswith(REFERENCE):
+        return item.url[len(REFERENCE) :]
+    return None
