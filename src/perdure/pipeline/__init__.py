@@ -34,7 +34,9 @@ from perdure.pipeline._operate import get_output, pause_job, recover, resume_job
 from perdure.pipeline._phase import Approval, Done, Error, Next, Phase, PhaseContext, PhaseResult, Retry, RetryPolicy, Wait, phase
 from perdure.pipeline._records import Answer, Checkpoint, JobRecord, JobStatus, LogEntry, PendingToolCall, Progress, RetryMode, WaitRecord
 from perdure.pipeline._runner import advance_phase
+from perdure.pipeline._sqlite import SqliteStorage
 from perdure.pipeline._start import resolve_start_phase, retry_job, run_pipeline
+from perdure.pipeline._worker import PipelineWorker, StorageScheduler
 
 __all__ = [
     "Advance",
@@ -72,13 +74,16 @@ __all__ = [
     "PhaseError",
     "PhaseResult",
     "PipelineError",
+    "PipelineWorker",
     "Progress",
     "ReadsLog",
     "Retry",
     "RetryMode",
     "RetryPolicy",
     "SchedulerAdapter",
+    "SqliteStorage",
     "StorageAdapter",
+    "StorageScheduler",
     "Wait",
     "WaitRecord",
     "advance_phase",
