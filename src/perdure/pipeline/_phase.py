@@ -7,9 +7,9 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar, get_args, get_origin, get_type_hints, overload
+from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar, cast, get_args, get_origin, get_type_hints, overload
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
 from perdure.core.codec import clean, dump
@@ -225,9 +225,11 @@ class StateType(Generic[S]):
         except (PydanticSerializationError, AttributeError, TypeError):
             plain = state  # of another type; what is wrong with it is named below
         try:
-            data = clean(plain)
+            # A model that can't be dumped is walked by its fields, so that the one to blame is named.
+            data = clean(dict(cast(Any, plain)) if isinstance(plain, BaseModel) else plain)
         except UnserializableError as error:
-            raise InvalidStateError(phase, str(error.details.get("path", "$")), error.message) from error
+            path = str(error.details.get("path", "$"))
+            raise InvalidStateError(phase, path, error.message.removeprefix(f"{path}: ")) from error
         self.unpack(data, phase)
         return data
 
