@@ -4,6 +4,7 @@ from pydantic_ai.exceptions import ApprovalRequired, CallDeferred, ModelRetry, T
 
 from perdure.agents._counters import in_a_row, looping
 from perdure.agents._messages import decode, decode_all, encode, ends_on_response, last_text, start_message
+from perdure.agents._registry import Registration
 from perdure.agents._session import AgentSession, open_session
 from perdure.agents._turn import Answered, Call, Decision, Finished, Host, ModelFailed, Reply, ReplyKind, Result, Session
 from perdure.agents._values import Shelf, keep
@@ -19,6 +20,7 @@ __all__ = [
     "Host",
     "ModelFailed",
     "ModelRetry",
+    "Registration",
     "Reply",
     "ReplyKind",
     "Result",

@@ -244,6 +244,7 @@ class AgentSession:
         """The start message, as the loop built it: system prompts where there is no history, then the prompt."""
         assert isinstance(node, ModelRequestNode)
         start = await self._stored(node.request)
+        await self._files.fetch([start])
         if self.history and isinstance(last := self.history[-1], ModelRequest):
             # A history that ends on the results of an output tool: providers want one request there, not two.
             self.history[-1] = replace(last, parts=[*last.parts, *start.parts])
@@ -491,7 +492,8 @@ class AgentSession:
             else:
                 followed.append(await self._files.without_bytes(message))
         await self._requests_grown(live, followed, same)
-        self.history, self._live = followed, live
+        # A list of our own: theirs grows by itself, and what we added to it would be sent twice.
+        self.history, self._live = followed, list(live)
         if followed and isinstance(last := followed[-1], ModelResponse):
             self._ids |= gate.call_ids([last])
 

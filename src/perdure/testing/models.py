@@ -23,20 +23,25 @@ from pydantic_ai.exceptions import (
     ModelHTTPError,
     ModelOverloadedError,
     ModelRateLimitError,
+    ModelRequestRejectedError,
     ModelServerError,
     ModelUnavailableError,
 )
 from pydantic_ai.messages import (
     FinishReason,
     ModelMessage,
+    ModelRequest,
     ModelResponse,
     ModelResponseStreamEvent,
+    ThinkingPart,
 )
 from pydantic_ai.models import Model, ModelRequestParameters, StreamedResponse
+from pydantic_ai.models.wrapper import WrapperModel
 from pydantic_ai.profiles import ModelProfile
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.usage import RequestUsage
 
+from perdure.agents._gate import GateError, check
 from perdure.core.runtime import RealRuntime, Runtime
 
 Fault = Literal["cut", "reset"]
@@ -316,12 +321,85 @@ class _ScriptedStream(StreamedResponse):
         return self.began
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a strict provider refused a request."""
+
+    request: int
+    reason: str
+
+
+class StrictProvider(WrapperModel):
+    """A model behind a provider that refuses what a strict one refuses, with HTTP 400, and remembers why.
+
+    Refused are calls without a result and results without a call, results out of place, an id that was used before, empty content, text that is no Unicode, numbers
+    that are no JSON, and a signed thinking block that is not what this provider signed.
+
+        strict = StrictProvider(ScriptedModel([...]))
+        ...
+        assert not strict.refusals
+    """
+
+    refusals: list[Refusal]
+
+    def __init__(self, wrapped: Model) -> None:
+        super().__init__(wrapped)
+        self.refusals = []
+        self.requests = 0
+        self._signed: dict[str, str] = {}
+
+    @asynccontextmanager
+    async def request_stream(
+        self,
+        messages: list[ModelMessage],
+        model_settings: ModelSettings | None,
+        model_request_parameters: ModelRequestParameters,
+        run_context: RunContext[Any] | None = None,
+    ) -> AsyncGenerator[StreamedResponse]:
+        self._examine(messages)
+        async with super().request_stream(messages, model_settings, model_request_parameters, run_context) as stream:
+            yield stream
+        self._sign(stream.get())
+
+    async def request(
+        self, messages: list[ModelMessage], model_settings: ModelSettings | None, model_request_parameters: ModelRequestParameters
+    ) -> ModelResponse:
+        self._examine(messages)
+        response = await super().request(messages, model_settings, model_request_parameters)
+        self._sign(response)
+        return response
+
+    def _sign(self, response: ModelResponse) -> None:
+        for part in response.parts:
+            if isinstance(part, ThinkingPart) and part.signature is not None:
+                self._signed[part.signature] = part.content
+
+    def _examine(self, messages: list[ModelMessage]) -> None:
+        self.requests += 1
+        try:
+            check(messages, open_calls=False)
+            if not isinstance(messages[-1], ModelRequest):
+                raise GateError("the last message is a response: there is nothing to answer")
+            self._check_signatures(messages)
+        except GateError as error:
+            self.refusals.append(Refusal(self.requests, str(error)))
+            raise ModelHTTPError.for_category(ModelRequestRejectedError, status_code=400, model_name=self.model_name, body=str(error)) from error
+
+    def _check_signatures(self, messages: list[ModelMessage]) -> None:
+        for at, message in enumerate(messages):
+            for part in message.parts:
+                if isinstance(part, ThinkingPart) and part.signature is not None and self._signed.get(part.signature) != part.content:
+                    raise GateError(f"message {at}: a signed thinking block was changed")
+
+
 __all__ = [
+    "Refusal",
     "Reply",
     "Script",
     "ScriptEnded",
     "ScriptedCall",
     "ScriptedModel",
+    "StrictProvider",
     "call",
     "calls",
     "cut",
