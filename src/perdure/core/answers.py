@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 
 from perdure.core.budget import Budget
 from perdure.core.commit import Resolve, ResolveOutcome, Signal
-from perdure.core.effect import Effect, EffectState
+from perdure.core.effect import Effect, EffectState, EffectWrite
 from perdure.core.endings import own_effect
 from perdure.core.errors import ConfigurationError
 from perdure.core.limits import EFFECT_GRACE
@@ -203,6 +203,11 @@ def answered_before(effect: Effect, resolution: Resolution) -> bool:
     return (effect.state, effect.row.result, effect.row.permit) == (after.state, after.row.result, after.row.permit)
 
 
+def settled_for_ever(before: Effect, write: EffectWrite) -> bool:
+    """Whether the stored state refuses this write: `done` and `failed` are for ever."""
+    return before.state in (EffectState.DONE, EffectState.FAILED) and write.state is not before.state
+
+
 def blocks_key(effect: Effect) -> bool:
     """Whether an effect of this state refuses another start under its business key (E6)."""
     return effect.state in (EffectState.STARTED, EffectState.UNKNOWN, EffectState.DONE)
@@ -275,6 +280,20 @@ def _is_budget(value: Any) -> bool:
     except (ConfigurationError, ArithmeticError, AttributeError, TypeError):
         return False
     return True
+
+
+def extension(wait: WaitPoint, expires_at: datetime | None, now: datetime) -> tuple[ResolveOutcome, str | None]:
+    """Whether an open row's deadline may move (`RESOLVED`), and if not, why."""
+    if wait.resolution is not None:
+        gone = wait.resolution.kind is ResolutionKind.EXPIRED
+        return ResolveOutcome.EXPIRED if gone else ResolveOutcome.CONFLICT, "It is closed already."
+    if due(wait.row, now):
+        return ResolveOutcome.EXPIRED, "The deadline has passed; only before that it could be moved."
+    if wait.row.expires_at == expires_at:
+        return ResolveOutcome.ALREADY, None
+    if expires_at is not None and expires_at <= now:
+        return ResolveOutcome.REFUSED, "The new deadline has passed already."
+    return ResolveOutcome.RESOLVED, None
 
 
 def moved_deadline(row: WaitWrite, expires_at: datetime | None) -> WaitWrite:

@@ -296,6 +296,9 @@ class MemoryStore:
     def _check(self, commit: Commit) -> None:
         """Raise what refuses the whole commit, before anything of it is written."""
         for write in commit.effects:
+            before = self._effect(write.key)
+            if before is not None and answers.settled_for_ever(before, write):
+                raise Conflict(f"Effect {write.key} is {before.state} and stays so.", key=write.key, run_id=before.run_id, state=str(before.state))
             holder = None if write.claim is None else self._holder(write.claim)
             if write.state is EffectState.STARTED and holder is not None and holder.key != write.key and answers.blocks_key(holder):
                 raise Conflict(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final
@@ -36,6 +36,7 @@ LATER: Final = timedelta(hours=1)
 """Longer than any lease, time limit or grace of these tests."""
 
 DRAIN: Final = Release("drain")
+TOKENS: Final = itertools.count(1)
 ENVELOPE: Final = frozenset({"source", "trigger", "payload", "key", "concurrency_key", "thread", "attachments", "received_at"})
 
 
@@ -107,15 +108,10 @@ class Bench:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._tokens = 0
-
-    def token(self) -> str:
-        self._tokens += 1
-        return f"token-{self._tokens}"
 
     def request(self, *agents: str, limits: dict[str, int | None] | None = None, **fields: Any) -> ClaimRequest:
         named = limits or dict.fromkeys(agents or ("agent",))
-        return replace(ClaimRequest("worker-1", "host-1", self.token(), named, LEASE), **fields)
+        return replace(ClaimRequest("worker-1", "host-1", f"token-{next(TOKENS)}", named, LEASE), **fields)
 
     async def admit(self, run_id: str = "r1", **fields: Any) -> Run:
         return (await self.store.admit(new_run(run_id, **fields))).run
@@ -185,7 +181,3 @@ class Bench:
             case _:
                 pass
         return owner
-
-
-def types(events: Sequence[Any]) -> list[str]:
-    return [event.type for event in events]
