@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 from perdure.core.limits import DEATHS_MAX, LEASE_DEFAULT
 from perdure.core.runtime import RealRuntime, Runtime
 from perdure.pipeline import _failures as failures
-from perdure.pipeline._adapters import Claim, CommitsOutcomes, ComparesAndSets, Leases, Outcome, SchedulerAdapter, StorageAdapter
+from perdure.pipeline._adapters import KEEP, Claim, CommitsOutcomes, ComparesAndSets, Kept, Leases, Outcome, SchedulerAdapter, StorageAdapter
 from perdure.pipeline._errors import InvalidStateError, JobLost, PhaseError
 from perdure.pipeline._keeper import Held, LeaseKeeper
 from perdure.pipeline._phase import Cancellation, Phase, PhaseContext, PhaseResult, S, check_phases
@@ -264,12 +264,13 @@ class _Desk:
         self.stay, self._phase, self._env = stay, phase, env
         self.cancelled = env.cancelled or Cancellation()
         self.held: Held | None = None
+        self._latest: Progress | Kept = KEEP
         self._shown = env.runtime.monotonic()
         self._showing: asyncio.Task[None] | None = None
 
     async def log(self, message: str, level: Level) -> None:
         entry = LogEntry(self._env.runtime.now(), message, self.stay.phase, level)
-        await self._hold(self.stay.outcome(hold=True, log=(entry,), durable=False))
+        await self._hold(self.stay.outcome(hold=True, log=(entry,), progress=self._latest, durable=False))
 
     async def save(self, state: Any) -> Checkpoint[Any]:
         packed = replace(self.stay.checkpoint, state=self._phase.state.pack(state, self._phase.name))
@@ -278,16 +279,17 @@ class _Desk:
         return replace(packed, state=state)
 
     def progress(self, progress: Progress) -> None:
+        self._latest = progress
         if self.held is not None:
             self.held.progress = progress
         due = self._env.runtime.monotonic() - self._shown >= PROGRESS_EVERY
         if isinstance(self._env.storage, CommitsOutcomes) and due and (self._showing is None or self._showing.done()):
             self._shown = self._env.runtime.monotonic()
-            self._showing = self._env.runtime.spawn(self._show(progress), name="perdure-pipeline-progress")
+            self._showing = self._env.runtime.spawn(self._show(), name="perdure-pipeline-progress")
 
-    async def _show(self, progress: Progress) -> None:
+    async def _show(self) -> None:
         try:
-            await self._hold(self.stay.outcome(hold=True, progress=progress, durable=False))
+            await self._hold(self.stay.outcome(hold=True, progress=self._latest, durable=False))
         except JobLost:
             pass  # the phase hears of it from its own next write
         except Exception:
