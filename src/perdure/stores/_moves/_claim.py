@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
+from typing import NamedTuple
 
 from perdure.core import facts
 from perdure.core.codec import dump
@@ -12,12 +13,11 @@ from perdure.core.commit import ClaimRequest, Lease, Renewed
 from perdure.core.errors import RunNotFoundError
 from perdure.core.run import Run, RunStatus
 from perdure.stores._moves import _rows
-from perdure.stores._moves._draft import Draft, lock_whole
-from perdure.stores._moves._program import Program, Query, Row, Rows, Work, moment, span
+from perdure.stores._moves._draft import Draft
+from perdure.stores._moves._program import CLOCK, Program, Query, Row, Rows, Work, moment, span
 
 
-@dataclass(frozen=True, slots=True)
-class _Hold:
+class _Hold(NamedTuple):
     """A row that keeps others from what a run uses: its concurrency key, its thread, or one of its agent's places."""
 
     kind: str
@@ -26,60 +26,53 @@ class _Hold:
 
 
 class _Places:
-    """The places of the agents that have a limit: who has one, and which are free."""
+    """Who has a place of which agent. A claim without a limit takes one too, of its own number, because other workers may have a limit."""
 
-    def __init__(self, limits: dict[str, int], taken: Sequence[Rows]) -> None:
+    def __init__(self, limits: dict[str, int | None], taken: Sequence[Rows]) -> None:
         self._limits = limits
         self._taken = {agent: {row["slot"]: row["run"] for row in rows} for agent, rows in zip(limits, taken, strict=True)}
 
     def full(self, agent: str) -> bool:
         """Whether only runs that have a place already may be claimed."""
-        return agent in self._limits and len(self._taken[agent]) >= self._limits[agent]
+        limit = self._limits[agent]
+        return limit is not None and len(self._taken[agent]) >= limit
 
     def take(self, row: Row) -> int | None:
-        """A place for this run: its own or a free one. 0: the agent has no limit. None: there is none."""
-        agent, run = row["agent"], row["seq"]
-        if agent not in self._limits:
-            return 0
-        taken = self._taken[agent]
+        """A place for this run: its own, or a free one; None where there is none."""
+        agent, run, taken = row["agent"], row["seq"], self._taken[row["agent"]]
         own = next((slot for slot, holder in taken.items() if holder == run), None)
         if own is not None:
             return own
         if self.full(agent):
             return None
-        slot = next(slot for slot in range(1, len(taken) + 2) if slot not in taken)
+        slot = -run if self._limits[agent] is None else next(slot for slot in range(1, len(taken) + 2) if slot not in taken)
         taken[slot] = run
         return slot
 
 
 def claim(work: Work, ask: ClaimRequest) -> Program[Sequence[Run]]:
     """Take up to `limit` runs. The same token again answers what it took and still holds."""
-    limits = {agent: limit for agent, limit in ask.agents.items() if limit is not None}
+    limited = [agent for agent, limit in ask.agents.items() if limit is not None]
     [mine, [clock], *taken] = yield from work.read(
-        Query("list_claimed", {"token": ask.token}), Query("clock", {}), *(Query("list_places", {"agent": agent}) for agent in limits)
+        Query("list_claimed", {"token": ask.token}), CLOCK, *(Query("list_places", {"agent": agent}) for agent in limited)
     )
     if mine:
         return [_rows.read_run(work, row) for row in mine if row["status"] == RunStatus.RUNNING.value]
     if not ask.agents:
         return []
-    now: int = clock["now"]
-    work.write("make_due", now=now)
-    places = _Places(limits, taken)
+    work.write("make_due", now=clock["now"])
+    by_agent = dict(zip(limited, taken, strict=True))
+    places = _Places(ask.agents, [by_agent.get(agent, ()) for agent in ask.agents])
     candidates = yield from _candidates(work, ask, places)
-    claimed: list[Run] = []
-    for row in candidates:
-        if len(claimed) == ask.limit:
-            break
-        run = yield from _take(work, ask, row, places)
-        if run is not None:
-            claimed.append(run)
-    return claimed
+    picked = yield from _take_holds(work, _pick(candidates, ask.limit, places))
+    runs = yield from _begin_all(work, ask, picked)
+    return runs
 
 
 def _candidates(work: Work, ask: ClaimRequest, places: _Places) -> Program[list[Row]]:
     """Runs that may be claimed, in the order of the claim: each agent's own first ones, merged."""
     roomy = dump([agent for agent in ask.agents if not places.full(agent)])
-    query = "claimable" if ask.run_id is None else "claimable_run"
+    query = "list_claimable" if ask.run_id is None else "find_claimable"
     params = {"format": ask.format, "limit": ask.limit, "roomy": roomy, "agents": dump(list(ask.agents)), "run_id": ask.run_id}
     answers = yield from work.read(*(Query(query, {**params, "agent": agent}) for agent in ask.agents))
     return sorted((row for rows in answers for row in rows), key=_order)
@@ -90,46 +83,59 @@ def _order(row: Row) -> tuple[bool, int, bool, int]:
     return row["status"] != RunStatus.INTERRUPTED.value, -row["priority"], row["executions"] == 0, row["seq"]
 
 
-def _take(work: Work, ask: ClaimRequest, row: Row, places: _Places) -> Program[Run | None]:
-    """Claim one candidate, unless the one before it took what it needs."""
-    slot = places.take(row)
-    if slot is None or not (yield from _take_holds(work, row, slot)):
-        return None
-    draft = yield from lock_whole(work, row["id"])
-    assert draft is not None
-    yield from _begin(draft, ask)
-    return draft.stored()
+def _pick(candidates: Sequence[Row], limit: int, places: _Places) -> list[tuple[Row, list[_Hold]]]:
+    """The first ones that don't get in each other's way, each with what it needs."""
+    picked: list[tuple[Row, list[_Hold]]] = []
+    used: set[_Hold] = set()
+    for row in candidates:
+        named = [_Hold(kind, row[column]) for kind, column in (("key", "concurrency_key"), ("thread", "thread")) if row[column] is not None]
+        if len(picked) == limit or used.intersection(named):
+            continue
+        slot = places.take(row)
+        if slot is not None:
+            used.update(named)
+            picked.append((row, [*named, _Hold("agent", row["agent"], slot)]))
+    return picked
 
 
-def _take_holds(work: Work, row: Row, slot: int) -> Program[bool]:
-    """Take all that the run needs or nothing: a unique row each, so that two claims at once can't both find it free."""
-    needed = [
-        *([_Hold("key", row["concurrency_key"])] if row["concurrency_key"] is not None else []),
-        *([_Hold("thread", row["thread"])] if row["thread"] is not None else []),
-        *([_Hold("agent", row["agent"], slot)] if slot else []),
-    ]
-    if not needed:
-        return True
-    run: int = row["seq"]
-    tries = [Query("take_hold", {"kind": each.kind, "name": each.name, "slot": each.slot, "run": run}) for each in needed]
-    answers = yield from work.read(*tries)
-    # A row comes back for what is this run's now, be it new or kept from before.
-    got = [rows[0] if rows else None for rows in answers]
-    if all(got):
-        return True
-    for each, hold in zip(needed, got, strict=True):
-        if hold is not None and hold["taken"]:
-            work.write("drop_hold", kind=each.kind, name=each.name, slot=each.slot, run=run)
-    return False
+def _take_holds(work: Work, picked: Sequence[tuple[Row, list[_Hold]]]) -> Program[list[Row]]:
+    """Take all that each run needs or nothing: unique rows, so that two claims at once can't both find one free."""
+    tries = [Query("take_hold", {**hold._asdict(), "run": row["seq"]}) for row, needed in picked for hold in needed]
+    answers = iter((yield from work.read(*tries)) if tries else ())
+    kept: list[Row] = []
+    for row, needed in picked:
+        # A row comes back for what is this run's now, be it new or kept from before.
+        got = [next(answers) for _ in needed]
+        if all(got):
+            kept.append(row)
+            continue
+        for hold, rows in zip(needed, got, strict=True):
+            if rows and rows[0]["taken"]:
+                work.write("drop_hold", **hold._asdict(), run=row["seq"])
+    return kept
 
 
-def _begin(draft: Draft, ask: ClaimRequest) -> Program[None]:
+def _begin_all(work: Work, ask: ClaimRequest, picked: Sequence[Row]) -> Program[list[Run]]:
+    threads = [row["thread"] for row in picked if row["thread"] is not None]
+    answers = yield from work.read(
+        *(Query("get_head", {"thread": thread}) for thread in threads), *(Query("lock_whole_run", {"id": row["id"]}) for row in picked), CLOCK
+    )
+    heads = {thread: rows[0]["run_id"] for thread, rows in zip(threads, answers, strict=False) if rows}
+    [clock] = answers[-1]
+    runs: list[Run] = []
+    for rows in answers[len(threads) : -1]:
+        draft = work.drafts[rows[0]["id"]] = Draft(work, rows[0], clock["now"], whole=True)
+        _begin(draft, ask, heads.get(draft.run.thread or ""))
+        runs.append(draft.stored())
+    return runs
+
+
+def _begin(draft: Draft, ask: ClaimRequest, head: str | None) -> None:
+    """pending, interrupted → running. The thread's head is read at the first claim of each generation."""
     now, run = moment(draft.now), draft.run
     assert now is not None
-    head = run.head
-    if draft.row["head_generation"] != run.generation and run.thread is not None:
-        row = yield from draft.work.row("get_head", thread=run.thread)
-        head = None if row is None else row["run_id"]
+    if draft.row["head_generation"] == run.generation or run.thread is None:
+        head = run.head
     draft.row.update(head_generation=run.generation, first_event=0, ended=0, lease_host=ask.host)
     draft.run = replace(
         run, status=RunStatus.RUNNING, epoch=run.epoch + 1, executions=run.executions + 1, claim_token=ask.token, lease_owner=ask.worker,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import Enum, auto
 
+from perdure.core import answers
 from perdure.core.checkpoint import CheckpointWrite
 from perdure.core.commit import Commit, Committed, Ending, Outcome, Park, Release, Settle
 from perdure.core.effect import Effect, EffectState, EffectWrite
@@ -15,7 +16,7 @@ from perdure.core.run import RunStatus, settled_as
 from perdure.stores._moves import _life, _rows
 from perdure.stores._moves._admit import admit_at, put_checkpoint
 from perdure.stores._moves._draft import Draft, lock, lock_to_end, lock_whole
-from perdure.stores._moves._program import Program, Query, Row, Work, moment
+from perdure.stores._moves._program import NOTHING, Program, Query, Row, Rows, Work, moment
 
 
 class _Standing(Enum):
@@ -37,13 +38,16 @@ def commit(work: Work, ask: Commit) -> Program[Committed]:
 
 
 def _short(work: Work, ask: Commit) -> Program[Committed]:
-    tails = () if ask.checkpoint is None else (Query("list_tails", {"id": ask.run_id}),)
-    draft, more = yield from lock(work, ask.run_id, *tails)
+    draft, rows = yield from lock(work, ask.run_id, *_asked_first(ask))
     if draft is None:
         raise RunNotFoundError(ask.run_id)
     standing = _standing(draft.row, ask)
     if standing is not _Standing.NEXT:
         return (yield from _not_applied(draft, ask, standing))
+    found = _Found.of(work, ask, rows)
+    if found.own_questions:
+        del work.drafts[ask.run_id]
+        return (yield from _long(work, ask))
     row = draft.row
     first_event: int = row["next_event"]
     row["commit_no"], row["first_event"] = ask.commit_no, first_event
@@ -54,11 +58,9 @@ def _short(work: Work, ask: Commit) -> Program[Committed]:
         row["deaths"] = 0
     if ask.checkpoint is not None:
         row["format"] = ask.checkpoint.format
-        write_checkpoint(draft, ask.checkpoint, more[0])
-    yield from _write_effects(draft, ask.effects, row["generation"])
-    draft.log(*ask.steps)
+    yield from _write_history(draft, ask, found)
     draft.tell(*ask.events)
-    yield from _wake_for(draft, ask.effects)
+    yield from _wake_others(draft, ask.effects)
     return Committed(Outcome.APPLIED, row["epoch"], RunStatus(row["status"]), bool(row["cancel_requested"]), first_event)
 
 
@@ -75,18 +77,16 @@ def _long(work: Work, ask: Commit) -> Program[Committed]:
         run, commit_no=ask.commit_no, usage=ask.usage or run.usage, version=ask.version or run.version, updated_at=moment(draft.now),
         deaths=0 if ask.progress else run.deaths, format=run.format if ask.checkpoint is None else ask.checkpoint.format,
     )  # fmt: skip
-    if ask.checkpoint is not None:
-        tails = yield from work.rows("list_tails", id=ask.run_id)
-        write_checkpoint(draft, ask.checkpoint, tails)
-    yield from _write_effects(draft, ask.effects, run.generation)
-    draft.log(*ask.steps)
+    found = _Found.of(work, ask, (yield from work.read(*_asked_first(ask))))
+    yield from _write_history(draft, ask, found)
     for child in ask.children:
         yield from admit_at(work, replace(child, parent_run=run.id), draft.now)
     draft.tell(*ask.events)
     opened, answered = yield from _life.open_all(draft, ask.waits, commit_no=ask.commit_no)
     if opened or answered:
         draft.run = replace(draft.run, deaths=0)
-    yield from _wake_for(draft, ask.effects)
+    yield from _wake_own(draft, ask.effects)
+    yield from _wake_others(draft, ask.effects)
     yield from _end(draft, ask.ending)
     return Committed(Outcome.APPLIED, run.epoch, draft.run.status, draft.run.cancel_requested, first_event, opened, answered)
 
@@ -113,26 +113,68 @@ def _not_applied(draft: Draft, ask: Commit, standing: _Standing) -> Program[Comm
     return Committed(Outcome.ALREADY, row["epoch"], status, cancel_requested, row["first_event"], opened, answered)
 
 
-# ── what it writes ─────────────────────────────────────────────────────────────────────────────────────────
-def write_checkpoint(draft: Draft, write: CheckpointWrite, tails: Sequence[Row]) -> None:
-    """Write what the checkpoint adds: its messages after `keep`, and its own row.
+# ── what must be known of the run for it ───────────────────────────────────────────────────────────────────
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a commit looks at besides the run's own row. It is asked for together with the lock.
 
-    `tails` are the newest checkpoints of the generation, newest first; lengths grow with the index, so two of them tell what a replacement may not touch. Messages
-    that a longer version of this checkpoint left behind are beyond every length, so nothing needs to be deleted.
+    `tails` are the newest checkpoints, `effects` those that the commit names, as they stand; `own_questions`: the run waits for the outcome of an effect of its own.
+    """
+
+    tails: Rows
+    own_questions: bool
+    effects: tuple[Effect | None, ...]
+
+    @classmethod
+    def of(cls, work: Work, ask: Commit, answers: Sequence[Rows]) -> _Found:
+        tails, questions, *effects = answers
+        found = (_rows.read_effect(work, rows[0], ask.run_id) if rows else None for rows in effects)
+        return cls(tails, bool(questions), tuple(found))
+
+
+def _asked_first(ask: Commit) -> list[Query]:
+    """The queries behind `_Found`; those that a commit without checkpoint or effects does not need ask for nothing."""
+    tails = Query("list_tails", {"id": ask.run_id}) if ask.checkpoint is not None else NOTHING
+    questions = Query("list_effect_questions", {"id": ask.run_id}) if any(_tells(write) for write in ask.effects) else NOTHING
+    return [tails, questions, *(_hold(write) for write in ask.effects)]
+
+
+def _hold(write: EffectWrite) -> Query:
+    place = _rows.place_of(write.key)
+    return NOTHING if place is None else Query("hold_effect", place._asdict())
+
+
+def _tells(write: EffectWrite) -> bool:
+    """Whether this state is news to whoever waits for the effect's outcome."""
+    return write.state not in (EffectState.STARTED, EffectState.UNKNOWN)
+
+
+# ── what it writes ─────────────────────────────────────────────────────────────────────────────────────────
+def _write_history(draft: Draft, ask: Commit, found: _Found) -> Program[None]:
+    if ask.checkpoint is not None:
+        _write_checkpoint(draft, ask.checkpoint, found.tails)
+    generation: int = draft.row["generation"]
+    for write, before in zip(ask.effects, found.effects, strict=True):
+        if before is not None and answers.settled_for_ever(before, write):
+            raise Conflict(f"Effect {write.key} is {before.state} and stays so.", key=write.key, run_id=before.run_id, state=str(before.state))
+        if write.claim is not None and write.state is EffectState.STARTED:
+            yield from _refuse_held_claim(draft, write, write.claim)
+        draft.work.send("put_effect", _rows.write_effect(draft.work, _as_written(draft, write, generation), run=draft.seq))
+    draft.log(*ask.steps)
+
+
+def _write_checkpoint(draft: Draft, write: CheckpointWrite, tails: Rows) -> None:
+    """Write what the checkpoint adds.
+
+    Lengths grow with the index, so the two newest checkpoints tell what a replacement may not touch. Messages that a longer version of this one left
+    behind are beyond every length, so nothing needs to be deleted.
     """
     same = [tail for tail in tails if tail["base"] == write.base]
     stored: int = same[0]["length"] if same else 0
     shared: int = max((tail["length"] for tail in same if tail["idx"] != write.index), default=0)
     if not shared <= write.keep <= stored:
-        raise StoreError(f"Checkpoint {write.index} of run {draft.id} keeps {write.keep} of {stored} messages, of which others share {shared}.")
+        raise StoreError(f"Checkpoint {write.index} of run {draft.id} keeps {write.keep} of {stored} messages, which others share.")
     put_checkpoint(draft.work, write, run=draft.seq, generation=draft.row["generation"], now=draft.now)
-
-
-def _write_effects(draft: Draft, writes: Sequence[EffectWrite], generation: int) -> Program[None]:
-    for write in writes:
-        if write.claim is not None and write.state is EffectState.STARTED:
-            yield from _refuse_held_claim(draft, write, write.claim)
-        draft.work.send("put_effect", _rows.write_effect(draft.work, _as_written(draft, write, generation), run=draft.seq))
 
 
 def _as_written(draft: Draft, write: EffectWrite, generation: int) -> Effect:
@@ -157,10 +199,19 @@ def _refuse_held_claim(draft: Draft, write: EffectWrite, claim: str) -> Program[
         )  # fmt: skip
 
 
-def _wake_for(draft: Draft, writes: Sequence[EffectWrite]) -> Program[None]:
+def _wake_own(draft: Draft, writes: Sequence[EffectWrite]) -> Program[None]:
+    """Close the run's own rows about effects whose outcome it found out by itself."""
+    for write in writes:
+        if _tells(write):
+            effect = yield from _life.find_effect(draft.work, write.key)
+            if effect is not None:
+                yield from _life.close_own_question(draft, effect)
+
+
+def _wake_others(draft: Draft, writes: Sequence[EffectWrite]) -> Program[None]:
     for write in writes:
         # Only a business key lets another run name this effect.
-        if write.claim is not None:
+        if write.claim is not None and _tells(write):
             effect = yield from _life.find_effect(draft.work, write.key)
             if effect is not None:
                 yield from _life.wake_for_effect(draft, effect)

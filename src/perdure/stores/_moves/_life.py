@@ -89,7 +89,7 @@ def _look(draft: Draft, write: WaitWrite) -> Program[Resolution | None]:
         row = yield from work.row("next_signal", run=draft.seq, name=write.name, generation=run.generation)
         signal = None if row is None else (row["seq"], _rows.read_signal(work, row, draft.id))
     child: Run | None = None
-    if write.kind == "event":
+    if write.kind == "event" or write.child is not None:
         row = yield from work.row("hold_child", id=write.child, wait_id=write.id)
         child = None if row is None else _rows.read_run(work, row)
     effect = None if write.effect_key is None else (yield from find_effect(work, write.effect_key))
@@ -194,6 +194,18 @@ def _wake_for_child(draft: Draft) -> Program[None]:
     if news is not None:
         rows = yield from draft.work.rows("list_waits_for_run", run_id=draft.id, wait_id=draft.run.parent_wait)
         yield from _wake(draft, rows, news)
+
+
+def close_own_question(draft: Draft, effect: Effect) -> Program[None]:
+    """Close the run's own rows about this effect, whose outcome it has found out."""
+    now = moment(draft.now)
+    assert now is not None
+    news = answers.effect_news(effect, now)
+    waits = yield from open_waits(draft)
+    for wait in [wait for wait in waits if wait.kind == "effect" and wait.row.effect_key == effect.key]:
+        if news is not None:
+            close(draft, wait, news)
+            yield from answered(draft)
 
 
 def wake_for_effect(draft: Draft, effect: Effect) -> Program[None]:

@@ -122,3 +122,5 @@ class Work:
 
 
 CLOCK = Query("clock", {})
+NOTHING = Query("nothing", {})
+"""Answers no rows and costs no round trip: it keeps the place of a query that is not needed."""

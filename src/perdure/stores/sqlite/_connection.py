@@ -11,7 +11,7 @@ from typing import Final, Literal, TypeVar
 from perdure.core.errors import ConfigurationError, NotADatabase, SchemaTooNew, StoreUnavailable
 from perdure.core.runtime import Runtime
 from perdure.stores._moves._files import load_migrations, load_queries
-from perdure.stores._moves._program import Program, Rows, Work, micros
+from perdure.stores._moves._program import NOTHING, Program, Rows, Work, micros
 from perdure.stores.sqlite._errors import is_busy, translate
 
 T = TypeVar("T")
@@ -78,7 +78,7 @@ class Connection:
         try:
             batch = next(program)
             while True:
-                answers: list[Rows] = [execute(QUERIES[name], params).fetchall() for name, params in batch]
+                answers: list[Rows] = [execute(QUERIES[name], params).fetchall() if name != NOTHING.name else () for name, params in batch]
                 batch = program.send(answers)
         except StopIteration as stop:
             for name, params in work.finish():

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar, get_args
 from urllib.parse import unquote, urlsplit
@@ -15,6 +16,8 @@ from perdure.core.checkpoint import Checkpoint
 from perdure.core.codec import Codec, PlainCodec
 from perdure.core.commit import (
     Admitted,
+    Cancelled,
+    CancelRequest,
     ClaimRequest,
     Commit,
     Committed,
@@ -23,7 +26,15 @@ from perdure.core.commit import (
     Loaded,
     NewRun,
     Renewed,
+    Resolve,
+    Resolved,
+    Retried,
+    RetryRequest,
     RunFilter,
+    SettleEffect,
+    Signal,
+    SweepRequest,
+    Swept,
     WaitFilter,
 )  # fmt: skip
 from perdure.core.effect import Effect
@@ -33,7 +44,7 @@ from perdure.core.run import Run
 from perdure.core.runtime import RealRuntime, Runtime
 from perdure.core.step import Step
 from perdure.core.wait import WaitPoint
-from perdure.stores._moves import _admit, _claim, _commit, _reads
+from perdure.stores._moves import _admit, _claim, _commit, _lifecycle, _notices, _reads, _resolve
 from perdure.stores._moves._program import Program, Work, moment, span
 from perdure.stores._protocol import Hint
 from perdure.stores.sqlite._connection import SCHEMA, Connection, Synchronous
@@ -111,6 +122,44 @@ class SqliteStore:
 
     async def commit(self, commit: Commit) -> Committed:
         return await self._write(_commit.commit, commit)
+
+    async def resolve(self, request: Resolve) -> Resolved:
+        return await self._write(_resolve.resolve, request)
+
+    async def extend(self, wait_id: str, expires_at: datetime | None) -> Resolved:
+        return await self._write(_resolve.extend, wait_id, expires_at)
+
+    async def cancel(self, request: CancelRequest) -> Cancelled:
+        return await self._write(_lifecycle.cancel, request)
+
+    async def retry(self, request: RetryRequest) -> Retried:
+        return await self._write(_lifecycle.retry, request)
+
+    async def sweep(self, request: SweepRequest) -> Swept:
+        # Each in a transaction of its own: one bad run never ends a pass.
+        due = await self._read(_lifecycle.list_due, request)
+        done: list[tuple[str, _lifecycle.Head | None]] = []
+        for each in due:
+            done.append((each.run_id, await self._write(_lifecycle.sweep, each, request.deaths_max)))
+        return _lifecycle.tally(done, await self._read(_lifecycle.next_due))
+
+    async def signal(self, signal: Signal) -> bool:
+        return await self._write(_resolve.signal, signal)
+
+    async def settle_effect(self, request: SettleEffect) -> Effect:
+        return await self._write(_resolve.settle_effect, request)
+
+    # ── notifications ──────────────────────────────────────────────────────────────────────────────────────
+    async def claim_notices(self, *, limit: int, hold: timedelta) -> Sequence[WaitPoint]:
+        return await self._write(_notices.claim_notices, limit, hold)
+
+    async def note_notice(
+        self, wait_id: str, *, tries: int, accepted: bool, warning: bool, retry_in: timedelta | None, token_hash: str | None
+    ) -> None:
+        notice = partial(
+            _notices.note_notice, wait_id=wait_id, tries=tries, accepted=accepted, warning=warning, retry_in=retry_in, token_hash=token_hash
+        )
+        await self._write(notice)
 
     # ── reads ──────────────────────────────────────────────────────────────────────────────────────────────
     async def now(self) -> datetime:

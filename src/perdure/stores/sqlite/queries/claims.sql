@@ -6,7 +6,7 @@ SELECT r.*, b.trigger, b.budget, b.labels, b.output, b.error FROM run r JOIN run
 -- Runs whose time has come join those that can be claimed.
 UPDATE run SET due_at = NULL WHERE due_at <= :now
 
--- name: claimable
+-- name: list_claimable
 -- The first runs of an agent that may be claimed now, in the order of the claim.
 -- Of the runs that share a concurrency key only one is listed: begun before not begun, then in order of admission, among those that could be claimed too.
 SELECT c.seq, c.id, c.agent, c.status, c.priority, c.executions, c.concurrency_key, c.thread
@@ -26,8 +26,8 @@ WHERE c.agent = :agent AND c.status IN ('pending', 'interrupted') AND c.due_at I
 ORDER BY (c.status = 'pending'), (-c.priority), (c.executions = 0), c.seq
 LIMIT :limit
 
--- name: claimable_run
--- One run, if it may be claimed now by the rules of `claimable`.
+-- name: find_claimable
+-- One run, if it may be claimed now by the rules of `list_claimable`.
 SELECT c.seq, c.id, c.agent, c.status, c.priority, c.executions, c.concurrency_key, c.thread
 FROM run c
 WHERE c.id = :run_id AND c.agent = :agent AND c.status IN ('pending', 'interrupted') AND c.due_at IS NULL AND c.format <= :format

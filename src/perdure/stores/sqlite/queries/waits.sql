@@ -27,6 +27,10 @@ SELECT w.*, r.id AS run_id FROM wait w JOIN run r ON r.seq = w.run WHERE w.run =
 -- The rows that one commit asked for.
 SELECT id, answered FROM wait WHERE run = :run AND commit_no = :commit_no ORDER BY seq
 
+-- name: list_effect_questions
+-- Whether a run is asked about effects of its own.
+SELECT id FROM wait WHERE run = (SELECT seq FROM run WHERE id = :id) AND resolved_at IS NULL AND kind = 'effect' LIMIT 1
+
 -- name: get_wait
 -- One row.
 SELECT w.*, r.id AS run_id FROM wait w JOIN run r ON r.seq = w.run WHERE w.id = :id
@@ -55,15 +59,36 @@ WHERE w.effect_key = :key AND w.resolved_at IS NULL AND w.kind = 'effect' AND w.
 -- name: hold_child
 -- The run that a wait row names, or that names the wait row. It can't settle before this transaction ends.
 SELECT r.*, b.trigger, b.budget, b.labels, b.output, b.error FROM run r JOIN run_body b ON b.run = r.seq
-WHERE r.id = coalesce(:id, (SELECT id FROM run WHERE parent_wait = :wait_id LIMIT 1))
+WHERE r.id = coalesce((SELECT id FROM run WHERE id = :id), (SELECT id FROM run WHERE parent_wait = :wait_id LIMIT 1))
 
 -- name: list_tokens
 -- Hashes of the secrets that were sent for a row.
-SELECT hash FROM wait_token WHERE wait = :wait
+SELECT t.hash FROM wait_token t WHERE t.wait = (SELECT seq FROM wait WHERE id = :wait_id)
 
 -- name: add_token
 -- One more secret that may answer the row.
-INSERT INTO wait_token (wait, hash) VALUES (:wait, :hash) ON CONFLICT DO NOTHING
+INSERT INTO wait_token (wait, hash) SELECT seq, :hash FROM wait WHERE id = :wait_id ON CONFLICT DO NOTHING
+
+-- name: list_due_notices
+-- Open rows that somebody should be told about: that they wait, or once that they soon run out.
+SELECT w.*, r.id AS run_id FROM wait w JOIN run r ON r.seq = w.run
+WHERE w.resolved_at IS NULL AND w.kind IN ('approval', 'effect', 'budget', 'attention') AND (w.kind = 'effect' OR w.expires_at IS NULL OR w.expires_at > :now)
+    AND (w.kind <> 'effect' OR w.effect_key LIKE r.id || ':%')
+    AND (w.notify_after IS NULL OR w.notify_after <= :now) AND (w.notified_at IS NULL OR (w.warned_at IS NULL AND w.warn_at <= :now))
+ORDER BY w.seq LIMIT :limit
+
+-- name: find_signal
+-- Whether this signal was seen.
+SELECT seq FROM signal WHERE run = :run AND id = :id
+
+-- name: count_signals
+-- How many the inbox holds for a generation.
+SELECT count(*) AS free FROM signal WHERE run = :run AND taken <> :generation
+
+-- name: add_signal
+-- One more, after those that came before.
+INSERT INTO signal (run, seq, id, name, payload, at, taken)
+SELECT :run, coalesce(max(seq), 0) + 1, :id, :name, :payload, :at, :taken FROM signal WHERE run = :run
 
 -- name: next_signal
 -- The oldest signal of this name that the generation has not taken.
