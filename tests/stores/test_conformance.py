@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sqlite3
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
 from perdure.stores import Store
 from perdure.stores.memory import MemoryStore
+from perdure.stores.sqlite import SqliteStore
 from perdure.testing.conformance import Kit, StoreConformance
 
 
@@ -23,6 +26,9 @@ class MemoryKit:
     def advance(self, by: timedelta) -> None:
         self._store.offset += by
 
+    def size(self) -> int:
+        return self._store.info()["bytes"]
+
 
 class TestMemory(StoreConformance):
     """The memory store."""
@@ -30,3 +36,33 @@ class TestMemory(StoreConformance):
     @pytest.fixture
     def kit(self) -> Kit:
         return MemoryKit()
+
+
+class SqliteKit:
+    """One file, a store object for each handle, and the clock in the file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def open(self) -> Store:
+        return SqliteStore(self._path)
+
+    def advance(self, by: timedelta) -> None:
+        connection = sqlite3.connect(self._path)
+        with connection:
+            connection.execute("UPDATE meta SET value = value + ? WHERE name = 'clock_offset'", (by // timedelta(microseconds=1),))
+        connection.close()
+
+    def size(self) -> int:
+        connection = sqlite3.connect(self._path)
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        connection.close()
+        return self._path.stat().st_size
+
+
+class TestSqlite(StoreConformance):
+    """The SQLite store."""
+
+    @pytest.fixture
+    def kit(self, tmp_path: Path) -> Kit:
+        return SqliteKit(tmp_path / "perdure.db")
