@@ -134,7 +134,8 @@ class MemoryStore:
         return 1
 
     def info(self) -> dict[str, Any]:
-        return {"kind": "memory", "address": "memory:", "schema": 1, "durable": False}
+        messages = sum(len(message) for row in self._rows.values() for stored in row.messages.values() for message in stored)
+        return {"kind": "memory", "address": "memory:", "schema": 1, "durable": False, "bytes": messages}
 
     # ── admit ──────────────────────────────────────────────────────────────────────────────────────────────
     async def admit(self, new: NewRun) -> Admitted:

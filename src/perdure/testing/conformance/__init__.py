@@ -10,7 +10,7 @@ Needs pytest; `StoreMachine` needs hypothesis too.
 
 import pytest
 
-for _module in ("admit", "checkpoints", "claims", "commits", "effects", "values", "waits"):
+for _module in ("admit", "bench", "checkpoints", "claims", "commits", "effects", "reads", "runs", "values", "waits"):
     pytest.register_assert_rewrite(f"{__name__}._{_module}")
 
 from perdure.testing.conformance._admit import AdmitConformance  # noqa: E402
@@ -18,7 +18,15 @@ from perdure.testing.conformance._checkpoints import CheckpointConformance  # no
 from perdure.testing.conformance._claims import ClaimConformance, HoldConformance, LeaseConformance  # noqa: E402
 from perdure.testing.conformance._commits import CommitConformance  # noqa: E402
 from perdure.testing.conformance._effects import EffectConformance  # noqa: E402
-from perdure.testing.conformance._kit import Conformance, Kit  # noqa: E402
+from perdure.testing.conformance._kit import Conformance, Kit, SizedKit  # noqa: E402
+from perdure.testing.conformance._reads import ArtifactConformance, HintConformance, NoticeConformance, ReadConformance  # noqa: E402
+from perdure.testing.conformance._runs import (  # noqa: E402
+    CancelConformance,
+    MoveConformance,
+    RetryConformance,
+    SignalConformance,
+    SweepConformance,
+)
 from perdure.testing.conformance._values import ValueConformance  # noqa: E402
 from perdure.testing.conformance._waits import WaitConformance  # noqa: E402
 
@@ -33,21 +41,40 @@ class StoreConformance(
     ValueConformance,
     WaitConformance,
     EffectConformance,
+    CancelConformance,
+    RetryConformance,
+    SweepConformance,
+    SignalConformance,
+    MoveConformance,
+    ReadConformance,
+    ArtifactConformance,
+    NoticeConformance,
+    HintConformance,
 ):
     """All of it."""
 
 
 __all__ = [
     "AdmitConformance",
+    "ArtifactConformance",
+    "CancelConformance",
     "CheckpointConformance",
     "ClaimConformance",
     "CommitConformance",
     "Conformance",
     "EffectConformance",
+    "HintConformance",
     "HoldConformance",
     "Kit",
     "LeaseConformance",
+    "MoveConformance",
+    "NoticeConformance",
+    "ReadConformance",
+    "RetryConformance",
+    "SignalConformance",
+    "SizedKit",
     "StoreConformance",
+    "SweepConformance",
     "ValueConformance",
     "WaitConformance",
 ]

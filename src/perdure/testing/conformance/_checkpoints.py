@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import pytest
 
 from perdure.core.checkpoint import CheckpointWrite
 from perdure.core.commit import Park
 from perdure.core.step import StepWrite
 from perdure.testing.conformance._bench import Bench
-from perdure.testing.conformance._kit import Conformance, Kit
+from perdure.testing.conformance._kit import Conformance, Kit, SizedKit
 
 
 def write(index: int, keep: int, *append: str | bytes, base: int = 0, **fields: object) -> CheckpointWrite:
@@ -164,3 +166,21 @@ class CheckpointConformance(Conformance):
             for index in (1, steps // 2, steps - 1):
                 stored = await store.checkpoint("r1", index=index)
                 assert stored is not None and list(stored.messages) == whole[: 1 + 2 * index]
+
+    async def test_stored_bytes_grow_with_what_is_added_and_not_with_the_history(self, kit: Kit) -> None:
+        """Twice the steps take twice the bytes, also when each tail is replaced."""  # case D6
+        if not isinstance(kit, SizedKit):
+            pytest.skip("this kit can't tell its size")
+        sizes: list[int] = []
+        async with kit.open() as store:
+            bench = Bench(store)
+            owner = await bench.start()
+            for index in range(61):
+                added = hashlib.sha256(str(index).encode()).hexdigest().encode() * 256  # 16 KiB
+                await owner.commit(checkpoint=write(index, 2 * index, added))
+                await owner.commit(checkpoint=write(index, 2 * index + 1, added))
+                if index in (0, 30, 60):
+                    sizes.append(kit.size())
+        start, half, whole = sizes
+        assert whole - start < 2.2 * (half - start)
+        assert whole - start < 1.6 * 120 * 16 * 1024

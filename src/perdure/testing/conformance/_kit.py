@@ -7,7 +7,7 @@ import functools
 import inspect
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from perdure.stores import Store
 
@@ -21,6 +21,15 @@ class Kit(Protocol):
 
     def advance(self, by: timedelta) -> None:
         """Move the clock of the place, as every handle of it sees it. Only ever forward."""
+        ...
+
+
+@runtime_checkable
+class SizedKit(Protocol):
+    """A kit that can tell how much is stored; the tests of growth are skipped without."""
+
+    def size(self) -> int:
+        """Bytes that the place takes now, as exactly as can be told from outside."""
         ...
 
 

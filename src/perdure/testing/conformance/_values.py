@@ -100,4 +100,4 @@ class ValueConformance(Conformance):
             step = (await store.steps("r1"))[0].row
             assert (step.started_at, step.finished_at) == (at, at)
             expires = (await bench.wait("w1")).row.expires_at
-            assert expires == at and expires.tzinfo is not None
+            assert expires is not None and expires.tzinfo is not None and expires == at
