@@ -191,3 +191,22 @@ class RealRuntime:
 
     def beside(self, work: Callable[[], Awaitable[None]], *, name: str) -> Side:
         return _ThreadSide(work, name)
+
+
+def run_in_new_loop(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run a coroutine to its end on a new loop in a new thread, and block until then: for synchronous callers inside a running loop."""
+    answers: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            answers.put((asyncio.run(main()), None))
+        except BaseException as error:
+            answers.put((None, error))
+
+    thread = threading.Thread(target=run, name="perdure-sync", daemon=True)
+    thread.start()
+    value, error = answers.get()
+    thread.join()
+    if error is not None:
+        raise error
+    return value  # type: ignore[return-value]

@@ -1,0 +1,574 @@
+"""The engine: what a user can ask of it. It holds no run's logic; it opens the store, admits, answers, and lets its worker work."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import mimetypes
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
+
+from perdure.agents import Registration, decode
+from perdure.context import CurrentRun
+from perdure.core.artifact import Artifact
+from perdure.core.budget import Budget
+from perdure.core.codec import clean, dump, fingerprint
+from perdure.core.commit import (
+    Cancelled,
+    CancelRequest,
+    EffectFilter,
+    NewRun,
+    Resolve,
+    Resolved,
+    RetryRequest,
+    RunFilter,
+    SettleEffect,
+    Signal,
+    Swept,
+    WaitFilter,
+)
+from perdure.core.effect import Effect
+from perdure.core.errors import (
+    AgentNotFoundError,
+    ArtifactNotFoundError,
+    ConfigurationError,
+    Conflict,
+    InvalidTrigger,
+    RunNotFoundError,
+    StoreUnavailable,
+)
+from perdure.core.limits import ARTIFACT_MAX, DEATHS_MAX, DRAIN_GRACE, EFFECT_GRACE, KEY_MAX, LEASE_DEFAULT, MODEL_TRIES_MAX, PAYLOAD_MAX, POLL, TICK
+from perdure.core.run import Run, RunStatus
+from perdure.core.runtime import RealRuntime, Runtime, run_in_new_loop
+from perdure.core.step import Step
+from perdure.core.trigger import Attachment, Source, TriggerEnvelope
+from perdure.core.wait import Resolution, ResolutionKind
+from perdure.effects import HeldEffects
+from perdure.engine._agents import AgentType
+from perdure.engine._handle import DurableAgent, File, Request, RunHandle, seconds
+from perdure.engine._jobtype import JobType
+from perdure.engine._news import RunEvent, follow, until_final
+from perdure.engine._worker import Env, Worker
+from perdure.events import Hub
+from perdure.stores import Store, open_store
+
+if TYPE_CHECKING:
+    from pydantic_ai import Agent
+
+logger = logging.getLogger("perdure")
+T = TypeVar("T")
+Deps = TypeVar("Deps")
+Payload = TypeVar("Payload")
+Result = TypeVar("Result")
+OnError = Callable[[BaseException], Awaitable[None] | None]
+STORE_TRIES = 5
+"""How often a caller's request is sent again to a store that is away for a moment. Every verb is safe to repeat."""
+
+
+class Engine:
+    """Runs agents durably on one store.
+
+    Constructing it does no I/O. Entered with `async with`, it opens the store, brings the schema up to date and works in this process.
+
+    Args:
+        store: An address (`sqlite:///perdure.db`, `postgresql://…`, `memory://`) or a `Store`.
+        workers: How many runs this process executes at once; 0 only starts and answers.
+        lease: How long a claim lasts without renewal.
+        deaths_max: Leases in a row that may run out before a run is failed as `poisoned`.
+        drain_grace: How long leaving the engine lets running steps finish.
+        effect_grace: How long an effect in flight is shielded from a stop.
+        migrate: Whether entering brings the schema up to date.
+        on_error: Called with errors that no caller hears of: lost leases, a store that is away.
+        runtime: The door to clocks, ids and tasks; tests pass a simulated one.
+    """
+
+    def __init__(
+        self,
+        store: str | Store = "sqlite:///perdure.db",
+        *,
+        workers: int = 16,
+        lease: timedelta = LEASE_DEFAULT,
+        deaths_max: int = DEATHS_MAX,
+        drain_grace: timedelta = timedelta(0),
+        effect_grace: timedelta = EFFECT_GRACE,
+        migrate: bool = True,
+        tick: timedelta | None = TICK,
+        poll: timedelta = POLL,
+        on_error: OnError | None = None,
+        runtime: Runtime | None = None,
+    ) -> None:
+        if workers < 0:
+            raise ConfigurationError(f"Engine(workers={workers}): use 0 to start runs without executing any here, or a positive number.")
+        if lease <= timedelta(0):
+            raise ConfigurationError(f"Engine(lease={lease!r}): a lease must be longer than 0.")
+        self.runtime: Runtime = runtime or RealRuntime()
+        self.store: Store = open_store(store, self.runtime) if isinstance(store, str) else store
+        self._size, self._lease, self._deaths_max = workers, lease, deaths_max
+        self._drain_grace, self._effect_grace, self._migrate = drain_grace, effect_grace, migrate
+        self._tick, self._poll, self._on_error = tick, poll, on_error
+        self._hub = Hub()
+        self._types: dict[str, JobType] = {}
+        self._worker: Worker | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._offs: list[Callable[[], None]] = []
+
+    # ── registering ────────────────────────────────────────────────────────────────────────────────────────
+    def agent(
+        self,
+        agent: Agent[Deps, Result],
+        *,
+        name: str = "",
+        version: str | None = None,
+        input: type[Payload] | Any = Any,
+        deps: Any = None,
+        budget: Budget | None = None,
+        tools: Mapping[str, Mapping[str, Any]] | None = None,
+        toolset: Callable[[CurrentRun], Any] | None = None,
+        render: Callable[[TriggerEnvelope], Any] | None = None,
+        model: Any = None,
+        effects: HeldEffects | Literal["*"] = "ask",
+        history: Literal["none", "thread"] = "none",
+        limit: int | None = None,
+        step_timeout: timedelta | None = None,
+        tool_timeout: timedelta | None = None,
+        model_tries: int = MODEL_TRIES_MAX,
+    ) -> DurableAgent[Payload, Result]:
+        """Register a Pydantic AI agent. It is never wrapped, copied or changed.
+
+        Args:
+            agent: An ordinary agent.
+            name: What its runs are listed under; absent: the agent's own name.
+            version: Of your code; runs tell when they go on under another one.
+            input: The type of the payload: anything that Pydantic validates.
+            deps: A value, a function of the current run, or an `@asynccontextmanager` function, entered for each execution.
+            budget: Limits of every run.
+            tools: Rules by pattern of tool name: `{"refund": approve(), "stripe_*": effect()}`.
+            toolset: A function of the current run that gives further tools, called once per execution.
+            render: The start message in place of the JSON block.
+            model: In place of the agent's own.
+            effects: What a full retry or a fork does with an effect that an earlier life may have performed; `"*"` makes every undeclared tool an effect that asks.
+            history: `"thread"` starts a run from the end of its thread's conversation.
+            limit: How many runs may execute at once, over all workers.
+            step_timeout: The longest that one model call with its tools may take.
+            tool_timeout: The longest that one tool body may take.
+            model_tries: Tries of one model call.
+
+        Raises:
+            ConfigurationError: What is wrong, and what to write instead.
+        """
+        what = Registration(
+            cast("Agent[Any, Any]", agent),
+            name=name,
+            version=version,
+            input=input,
+            deps=deps,
+            tools=dict(tools or {}),
+            toolset=toolset,
+            render=render,
+            model=model,
+            budget=budget or Budget(),
+        )
+        made = AgentType(
+            what,
+            effects=effects,
+            history=history,
+            limit=limit,
+            step_timeout=step_timeout,
+            tool_timeout=tool_timeout,
+            model_tries=model_tries,
+            effect_grace=self._effect_grace,
+        )
+        self.register(made)
+        return DurableAgent(self, made)
+
+    def register(self, kind: JobType) -> None:
+        """Register a job type under its name.
+
+        Raises:
+            ConfigurationError: The name is taken.
+        """
+        if kind.name in self._types:
+            raise ConfigurationError(f"The name {kind.name!r} is registered already. Give the second one another name=.")
+        self._types[kind.name] = kind
+
+    @property
+    def agents(self) -> Mapping[str, JobType]:
+        """What is registered, by name."""
+        return self._types
+
+    def durable(self, name: str) -> DurableAgent[Any, Any]:
+        """The registered agent of this name. Raises `AgentNotFoundError`."""
+        return DurableAgent(self, cast(AgentType, self._type(name)))
+
+    def _type(self, name: str) -> JobType:
+        kind = self._types.get(name)
+        if kind is None:
+            raise AgentNotFoundError(name, known=sorted(self._types))
+        return kind
+
+    # ── life ───────────────────────────────────────────────────────────────────────────────────────────────
+    async def __aenter__(self) -> Self:
+        if self._loop is not None:
+            raise ConfigurationError("This engine is entered already. One `async with engine:` at a time.")
+        self._loop = asyncio.get_running_loop()
+        try:
+            await self.store.__aenter__()
+            try:
+                if self._migrate:
+                    await self.store.migrate()
+                self._offs = [self.store.on_hint(self._hub.hint), self.store.on_delta(self._hub.stream)]
+                self._worker = self._make_worker()
+                self._worker.start(claim=bool(self._types), tick=self._tick is not None and self._size > 0)
+            except BaseException:
+                await self.store.__aexit__(None, None, None)
+                raise
+        except BaseException:
+            self._loop = None
+            raise
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        worker, self._worker = self._worker, None
+        try:
+            if worker is not None:
+                await worker.stop(self._drain_grace)
+        finally:
+            for off in self._offs:
+                off()
+            self._loop = None
+            await self.store.__aexit__(*exc)
+
+    @asynccontextmanager
+    async def lifespan(self, _app: Any = None) -> AsyncIterator[None]:
+        """For frameworks that take a lifespan: `FastAPI(lifespan=engine.lifespan)`."""
+        async with self:
+            yield
+
+    def _make_worker(self) -> Worker:
+        env = Env(
+            store=self.store,
+            runtime=self.runtime,
+            hub=self._hub,
+            types=self._types,
+            engine=self,
+            report=self._report,
+            lease=self._lease,
+            deaths_max=self._deaths_max,
+            effect_grace=self._effect_grace,
+            poll=self._poll,
+            tick=self._tick or TICK,
+            on_swept=self._swept,
+        )
+        return Worker(env, size=self._size)
+
+    @property
+    def worker(self) -> Worker:
+        """The worker of this process.
+
+        Raises:
+            ConfigurationError: The engine is not entered.
+        """
+        if self._worker is None:
+            raise ConfigurationError("The engine is not open. Use it inside `async with engine:`, or call run_sync().")
+        return self._worker
+
+    async def drain(self, grace: timedelta = DRAIN_GRACE) -> None:
+        """Take no more work, let steps finish for up to `grace`, hand every run back as `interrupted`."""
+        await self.worker.drain(grace)
+
+    async def tick(self) -> Swept:
+        """One pass of maintenance, for cron: recover expired leases, expire waits, fire timers."""
+        return await self.worker.tick_once()
+
+    def run_blocking(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Run a coroutine from synchronous code, opening the engine where it is not open.
+
+        Raises:
+            ConfigurationError: Called on the engine's own event loop, which it would block for ever.
+        """
+        try:
+            here: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+        except RuntimeError:
+            here = None
+
+        async def opened() -> T:
+            async with self:
+                return await call()
+
+        if self._loop is None:
+            return asyncio.run(opened()) if here is None else run_in_new_loop(opened)
+        if self._loop is here:
+            raise ConfigurationError("run_sync() was called on the engine's own event loop, which it would block. Use `await agent.run(…)` there.")
+        return asyncio.run_coroutine_threadsafe(_coroutine(call), self._loop).result()
+
+    async def _report(self, error: BaseException) -> None:
+        if self._on_error is None:
+            logger.warning("%s: %s", type(error).__name__, error)
+            return
+        try:
+            answer = self._on_error(error)
+            if inspect.isawaitable(answer):
+                await answer
+        except Exception:
+            logger.exception("on_error raised; the engine goes on")
+
+    async def _swept(self, swept: Swept) -> None:
+        for run_id in swept.recovered:
+            logger.warning("run %s was recovered: its worker's lease ran out", run_id)
+
+    # ── starting ───────────────────────────────────────────────────────────────────────────────────────────
+    async def start(self, agent: str, payload: Any, **options: Any) -> RunHandle[Any]:
+        """Admit a run of a registered agent by name; the options are those of `DurableAgent.start`."""
+        return await self.admit(self._type(agent), payload, **options)
+
+    async def admit(
+        self,
+        kind: JobType,
+        payload: Any,
+        *,
+        key: str | None = None,
+        concurrency_key: str | None = None,
+        thread: str | None = None,
+        attachments: Sequence[File] = (),
+        budget: Budget | None = None,
+        priority: int = 0,
+        labels: Mapping[str, str] | None = None,
+        delay: timedelta | None = None,
+        run_id: str | None = None,
+        source: Source = "python",
+        trigger: str | None = None,
+    ) -> RunHandle[Any]:
+        """Check everything, then store the run. Durable when it returns."""
+        checked = kind.check(payload)
+        if len(dump(checked).encode()) > PAYLOAD_MAX:
+            raise InvalidTrigger(
+                f"The payload is over the limit of {PAYLOAD_MAX:,} bytes (PAYLOAD_MAX). Send large data as attachments.", field="payload"
+            )
+        for field, value in (("key", key), ("concurrency_key", concurrency_key), ("thread", thread)):
+            if value is not None and not 0 < len(value) <= KEY_MAX:
+                raise InvalidTrigger(f"{field}: must have 1 to {KEY_MAX} characters (KEY_MAX); it has {len(value)}.", field=field)
+        stored = [await self._attach(each) for each in attachments]
+        envelope = TriggerEnvelope(
+            id=self.runtime.new_id(),
+            source=source,
+            trigger=trigger or kind.name,
+            payload=checked,
+            key=clean(key),
+            concurrency_key=clean(concurrency_key),
+            thread=clean(thread),
+            attachments=tuple(stored),
+            received_at=self.runtime.now(),
+        )
+        new = NewRun(
+            id=run_id or self.runtime.new_id(),
+            agent=kind.name,
+            trigger=envelope,
+            payload_hash=fingerprint([checked, [each.artifact_id for each in stored]]),
+            budget=budget or kind.budget,
+            priority=priority,
+            labels={clean(name): clean(str(value)) for name, value in (labels or {}).items()},
+            delay=delay,
+        )
+        admitted = await self._again(lambda: self.store.admit(new))
+        handled = kind if isinstance(kind, AgentType) else None
+        return RunHandle(self, admitted.run.id, handled, created=admitted.created)
+
+    async def _attach(self, file: File) -> Attachment:
+        if isinstance(file, Artifact):
+            return Attachment(file.id, file.filename or file.id, file.media_type, file.size)
+        if isinstance(file, Path):
+            try:
+                data = await self.runtime.in_thread(file.read_bytes)
+            except OSError as error:
+                raise InvalidTrigger(f"attachments: {str(file)!r} can't be read: {error.strerror}.", field="attachments") from error
+            name, media = file.name, None
+        else:
+            name, data, media = file if len(file) == 3 else (*file, None)
+        if len(data) > ARTIFACT_MAX:
+            raise InvalidTrigger(f"attachments: {name!r} has {len(data):,} bytes; the limit is {ARTIFACT_MAX:,} (ARTIFACT_MAX).", field="attachments")
+        media = media or mimetypes.guess_type(name)[0] or "application/octet-stream"
+        artifact = await self._again(lambda: self.store.put_artifact(data, media_type=media, filename=name))
+        return Attachment(artifact.id, clean(name), media, len(data))
+
+    async def _again(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Repeat a request to a store that is away for a moment."""
+        for tried in range(1, STORE_TRIES):
+            try:
+                return await call()
+            except StoreUnavailable:
+                await self.runtime.sleep(0.05 * 2**tried)
+        return await call()
+
+    # ── looking ────────────────────────────────────────────────────────────────────────────────────────────
+    def handle(self, run_id: str) -> RunHandle[Any]:
+        """A handle on a run by its id."""
+        return RunHandle(self, run_id)
+
+    async def run(self, run_id: str) -> Run:
+        """The run as it stands. Raises `RunNotFoundError`."""
+        run = await self._again(lambda: self.store.get(run_id))
+        if run is None:
+            raise RunNotFoundError(run_id)
+        return run
+
+    async def runs(self, where: RunFilter | None = None) -> Sequence[Run]:
+        """Runs, newest first."""
+        return await self._again(lambda: self.store.runs(where or RunFilter()))
+
+    async def settled(self, run_id: str, timeout: float | timedelta | None = None) -> Run:
+        """The run once it is final, or as it stands when the time is up."""
+        return await until_final(self.store, self._hub, run_id, seconds=seconds(timeout), runtime=self.runtime)
+
+    def events(self, run_id: str, *, after: int = 0) -> AsyncIterator[RunEvent]:
+        """What happens to a run, from event number `after` on, until it has settled."""
+        return follow(self.store, self.runtime, self._hub, run_id, after=after, request=lambda wait: Request(self, wait))
+
+    async def steps(self, run_id: str) -> Sequence[Step]:
+        """The run's log."""
+        rows: list[Step] = []
+        while page := await self.store.steps(run_id, after=rows[-1].seq if rows else 0):
+            rows += page
+        return rows
+
+    async def messages(self, run_id: str, *, generation: int | None = None, step: int | None = None) -> list[Any]:
+        """The message history of a checkpoint; empty where there is none."""
+        checkpoint = await self.store.checkpoint(run_id, generation=generation, index=step)
+        return [] if checkpoint is None else [decode(each) for each in checkpoint.messages]
+
+    def on(self, kind: str, listener: Callable[[Any], None]) -> Callable[[], None]:
+        """Listen to `run.delta`, `run.reset`, a durable event's type, or `*`, in this process. Answers the way to stop.
+
+        A listener that raises is reported and dropped; it never fails a run.
+        """
+        return self._hub.on(kind, listener)
+
+    # ── answering ──────────────────────────────────────────────────────────────────────────────────────────
+    async def requests(self, *, run_id: str | None = None, kind: str | None = None, limit: int = 100) -> list[Request]:
+        """Open wait points, oldest first."""
+        where = WaitFilter(run_id=run_id, kind=(kind,) if kind else (), open=True, limit=limit)
+        return [Request(self, wait) for wait in await self._again(lambda: self.store.waits(where))]
+
+    async def resolve(
+        self, wait_id: str, decision: str | None = None, value: Any = None, *, by: str | None = None, reason: str | None = None, via: str = "python"
+    ) -> Resolved:
+        """Close an open wait point: the first answer wins, the same again is told so, another is told who won.
+
+        Raises:
+            WaitNotFoundError: There is no such row.
+        """
+        kind = ResolutionKind.EVENT if decision is None else ResolutionKind.ANSWER
+        resolution = Resolution(kind, decision, clean(value), clean(reason), clean(by), via)
+        return await self._again(lambda: self.store.resolve(Resolve(wait_id, resolution)))
+
+    async def approve(
+        self, wait_id: str, *, by: str | None = None, input: Mapping[str, Any] | None = None, reason: str | None = None, via: str = "python"
+    ) -> Resolved:
+        """Say yes to a request, with its own input or an edited one."""
+        return await self.resolve(wait_id, "approve", None if input is None else dict(input), by=by, reason=reason, via=via)
+
+    async def deny(self, wait_id: str, *, by: str | None = None, reason: str | None = None, via: str = "python") -> Resolved:
+        """Say no to a request."""
+        return await self.resolve(wait_id, "deny", by=by, reason=reason, via=via)
+
+    async def extend(self, wait_id: str, within: timedelta | None) -> Resolved:
+        """Move an open request's deadline to so long from now (None: never)."""
+        until = None if within is None else await self.store.now() + within
+        return await self._again(lambda: self.store.extend(wait_id, until))
+
+    async def signal(self, run_id: str, name: str, payload: Any = None, *, id: str | None = None) -> bool:
+        """Say something to a run. False: a signal of this id was received already.
+
+        Raises:
+            RunNotFoundError: There is no such run.
+            Conflict: The run is completed, or its inbox is full.
+        """
+        signal = Signal(id or self.runtime.new_id(), run_id, clean(name), clean(payload))
+        return await self._again(lambda: self.store.signal(signal))
+
+    async def effects(self, *, run_id: str | None = None, state: str | None = "unknown", limit: int = 100) -> Sequence[Effect]:
+        """Effects, by default those whose outcome is unknown."""
+        where = EffectFilter(run_id=run_id, state=(state,) if state else (), limit=limit)
+        return await self._again(lambda: self.store.effects(where))
+
+    async def settle(
+        self,
+        key: str,
+        decision: Literal["done", "run", "fail"],
+        result: Any = None,
+        *,
+        by: str | None = None,
+        reason: str | None = None,
+        via: str = "python",
+    ) -> Effect:
+        """Say what became of an effect of unknown outcome: it happened (`done`, with its result), run it again (`run`), or give up on it (`fail`).
+
+        Raises:
+            EffectNotFoundError: There is no such effect.
+            Conflict: Its outcome is not unknown, or the earlier try may still be running.
+        """
+        request = SettleEffect(key, decision, clean(result), clean(reason), clean(by), via)
+        return await self._again(lambda: self.store.settle_effect(request))
+
+    # ── moving ─────────────────────────────────────────────────────────────────────────────────────────────
+    async def cancel(self, run_id: str, *, reason: str | None = None, by: str | None = None) -> Cancelled:
+        """Ask a run to stop: it is cancelled now, or its owner is told. Its child runs are cancelled too. Safe to repeat.
+
+        Raises:
+            RunNotFoundError: There is no such run.
+        """
+        run = await self.run(run_id)
+        request = CancelRequest(run_id, clean(reason), clean(by), run.settlement)
+        answer = await self._again(lambda: self.store.cancel(request))
+        if self._worker is not None:
+            self._worker.cancel_here(run_id)
+        for child in answer.children:
+            await self.cancel(child, reason=f"its parent {run_id} was cancelled", by=by)
+        return answer
+
+    async def retry(
+        self,
+        run_id: str,
+        mode: Literal["resume", "full"] = "resume",
+        *,
+        max_steps: int | None = None,
+        max_tokens: int | None = None,
+        max_cost: Decimal | None = None,
+        budget: Budget | None = None,
+        deadline: timedelta | None = None,
+    ) -> Run:
+        """Bring a failed or cancelled run back: `resume` from its last checkpoint, `full` from its trigger.
+
+        Raises:
+            RunNotFoundError: There is no such run.
+            Conflict: It is not failed or cancelled.
+        """
+        run = await self.run(run_id)
+        if run.status not in (RunStatus.FAILED, RunStatus.CANCELLED):
+            raise Conflict(
+                f"Run {run_id} is {run.status}: only failed and cancelled runs are retried. Start a new run, or fork this one.",
+                status=str(run.status),
+            )
+        changed = budget
+        if changed is None and any(each is not None for each in (max_steps, max_tokens, max_cost)):
+            changed = run.budget.merged(max_steps=max_steps, max_tokens=max_tokens, max_cost=max_cost)
+        request = RetryRequest(run_id, mode, run.settlement, changed, deadline)
+        return (await self._again(lambda: self.store.retry(request))).run
+
+    # ── artifacts ──────────────────────────────────────────────────────────────────────────────────────────
+    async def artifact(self, artifact_id: str) -> tuple[Artifact, bytes]:
+        """Stored bytes and what they are. Raises `ArtifactNotFoundError`."""
+        if not artifact_id:
+            raise ArtifactNotFoundError(artifact_id)
+        return await self._again(lambda: self.store.get_artifact(artifact_id))
+
+
+async def _coroutine(call: Callable[[], Awaitable[T]]) -> T:
+    return await call()
+
+
+__all__ = ["Engine", "OnError"]

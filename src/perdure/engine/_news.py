@@ -1,0 +1,114 @@
+"""What a follower of a run sees, in order: text as it streams, and durable events as they are committed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from perdure.core.commit import WaitFilter
+from perdure.core.errors import RunNotFoundError
+from perdure.core.event import Delta, Event, Reset
+from perdure.core.run import Run
+from perdure.core.runtime import Runtime
+from perdure.core.wait import WaitPoint
+from perdure.events import Hub
+from perdure.stores import Store
+
+FOLLOW_POLL = timedelta(seconds=0.3)
+"""How often a follower looks for events that another process wrote, where the store sends no hints."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The run waits; `waits` are its open requests."""
+
+    run_id: str
+    seq: int
+    waits: list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The run has ended: the last thing that a follower sees."""
+
+    run_id: str
+    seq: int
+    run: Run
+
+
+RunEvent = Delta | Reset | Waiting | Settled | Event
+
+
+async def follow(
+    store: Store, runtime: Runtime, hub: Hub, run_id: str, *, after: int, request: Callable[[WaitPoint], Any], poll: timedelta = FOLLOW_POLL
+) -> AsyncIterator[RunEvent]:
+    """Events of a run with a number above `after`, and deltas between them, until it has settled.
+
+    Subscribes first, then reads, so that nothing falls between.
+    """
+    subscription = hub.follow(run_id)
+    try:
+        cursor = after
+        while True:
+            found = False
+            for event in await store.events(run_id, after=cursor):
+                found, cursor = True, event.seq
+                if event.type == "run.waiting":
+                    opened = await store.waits(WaitFilter(run_id=run_id, open=True))
+                    yield Waiting(run_id, event.seq, [request(each) for each in opened])
+                elif event.type == "run.settled":
+                    run = await store.get(run_id)
+                    if run is None:
+                        raise RunNotFoundError(run_id)
+                    if run.status.final and run.settlement == event.data.get("settlement"):
+                        yield Settled(run_id, event.seq, run)
+                        return
+                    yield event  # an earlier life; a retry followed
+                else:
+                    yield event
+            if found:
+                continue
+            run = await store.get(run_id)
+            if run is None:
+                raise RunNotFoundError(run_id)
+            if run.status.final and run.next_event == cursor + 1:
+                yield Settled(run_id, cursor, run)
+                return
+            item = await _next(subscription.news, poll)
+            while item is not None:
+                yield item
+                item = subscription.news.get_nowait() if not subscription.news.empty() else None
+    finally:
+        hub.unfollow(subscription)
+
+
+async def _next(news: asyncio.Queue[Delta | Reset | None], poll: timedelta) -> Delta | Reset | None:
+    try:
+        async with asyncio.timeout(poll.total_seconds()):
+            return await news.get()
+    except TimeoutError:
+        return None
+
+
+async def until_final(store: Store, hub: Hub, run_id: str, *, seconds: float | None, runtime: Runtime, poll: timedelta = FOLLOW_POLL) -> Run:
+    """The run once it is final, or as it stands when the time is up."""
+    subscription = hub.follow(run_id)
+    until = None if seconds is None else runtime.monotonic() + seconds
+    try:
+        while True:
+            run = await store.get(run_id)
+            if run is None:
+                raise RunNotFoundError(run_id)
+            if run.status.final:
+                return run
+            left = None if until is None else until - runtime.monotonic()
+            if left is not None and left <= 0:
+                return run
+            pause = poll if left is None else min(poll, timedelta(seconds=left))
+            while await _next(subscription.news, pause) is not None:
+                pass  # text is no news here
+    finally:
+        hub.unfollow(subscription)

@@ -1,0 +1,41 @@
+"""What an outcome means for the run: pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from perdure.core.budget import Budget, Limit, OnLimit
+from perdure.core.commit import Settle
+from perdure.core.errors import PerdureError
+from perdure.core.run import RunError, RunStatus
+
+
+def completed(output: Any, finish_reason: str | None = "stop") -> Settle:
+    return Settle(RunStatus.COMPLETED, output=output, finish_reason=finish_reason)
+
+
+def failed(code: str, message: str, **details: Any) -> Settle:
+    return Settle(RunStatus.FAILED, error=RunError(code, message, details), finish_reason="error")
+
+
+def cancelled() -> Settle:
+    return Settle(RunStatus.CANCELLED, error=RunError("cancelled", "The run was cancelled."))
+
+
+def from_error(error: BaseException) -> Settle:
+    """An exception as the run's error: ours keep their code, others are `internal` and name their class."""
+    if isinstance(error, PerdureError):
+        return failed(error.code, error.message, **error.details)
+    text = str(error) or "no message"
+    return failed("internal", f"{type(error).__name__}: {text}")
+
+
+def on_limit(budget: Budget, *, text_output: bool) -> OnLimit:
+    """The agent's word, or the default: text agents stop, others fail."""
+    return budget.on_limit or ("stop" if text_output else "fail")
+
+
+def limit_message(limit: Limit, budget: Budget) -> str:
+    """One line that says which limit, its value, and what to do."""
+    value = getattr(budget, limit)
+    return f"The run reached {limit}={value}. Its history is kept: retry it with a larger budget to go on at the same step."

@@ -1,0 +1,700 @@
+"""The tools of one step: what may run, what is known already, what has to wait.
+
+This is the engine's side of table E and of the approvals. The session calls `run_tool` around every tool body, in parallel for parallel calls, and
+`decide` for calls that need somebody's word. Effects run one at a time, each between two acknowledged writes; other tools run beside them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+from perdure.agents import ApprovalRequired, Call, CallDeferred, Decision, ModelRetry, ToolFailed
+from perdure.approvals import ApprovalCall, ApprovalRule
+from perdure.context import CurrentRun, Wait, enter, leave
+from perdure.core.codec import clean, fingerprint
+from perdure.core.commit import Park, Release
+from perdure.core.effect import Effect, EffectState, EffectWrite, effect_key
+from perdure.core.errors import Suspend, UnserializableError
+from perdure.core.event import EventWrite
+from perdure.core.limits import EFFECT_GRACE
+from perdure.core.step import StepWrite
+from perdure.core.wait import ResolutionKind, WaitPoint, WaitWrite
+from perdure.effects import EffectCall, EffectRule, Happened, HeldEffects
+from perdure.engine._execution import Execution
+from perdure.engine._journal import Write
+from perdure.engine._policy import Policy
+
+logger = logging.getLogger("perdure")
+Body = Callable[[], Awaitable[Any]]
+SaveReply = Callable[[Write], Awaitable[None]]
+
+
+class Rest(Suspend):
+    """The execution ends here with this write: it parks, or hands the run back until later."""
+
+    def __init__(self, write: Write) -> None:
+        super().__init__("the run rests")
+        self.write = write
+
+
+class Stopped(Suspend):
+    """The execution was told to stop: nothing new starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """An answer that an earlier execution, or this one, already has."""
+
+    outcome: Literal["success", "failed", "retry"]
+    content: Any
+
+    def replay(self) -> Any:
+        if self.outcome == "success":
+            return self.content
+        raise ModelRetry(str(self.content)) if self.outcome == "retry" else ToolFailed(str(self.content))
+
+
+@dataclass(frozen=True, slots=True)
+class Deferral:
+    """Why a call has no answer yet: the row that it waits for (None: it stands behind another), and its effect's next state."""
+
+    wait: WaitWrite | None = None
+    effect: EffectWrite | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepFacts:
+    """What the store knew of this step when it was entered."""
+
+    index: int
+    answers: Mapping[int, Known]
+    effects: Mapping[str, Effect]
+    held: Sequence[Effect]
+    waits: Mapping[str, WaitPoint]
+
+
+class ToolDesk:
+    """Runs the tools of one step under the rules. One per step; thrown away with it."""
+
+    def __init__(
+        self,
+        execution: Execution,
+        facts: StepFacts,
+        *,
+        current: CurrentRun,
+        policy: Callable[[Call], Policy],
+        save_reply: SaveReply,
+        keep: Callable[[Any], Awaitable[Any]],
+        calls: Sequence[Call],
+        held_rule: HeldEffects,
+        tool_timeout: timedelta | None,
+        effect_grace: timedelta = EFFECT_GRACE,
+    ) -> None:
+        self._execution, self._facts, self._current = execution, facts, current
+        self._policy, self._save_reply, self._keep = policy, save_reply, keep
+        self._calls = {call.position: call for call in calls}
+        self._held_rule, self._tool_timeout, self._grace = held_rule, tool_timeout, effect_grace
+        self._turn = asyncio.Lock()
+        self._answers: dict[int, Known] = dict(facts.answers)
+        self._unwritten: dict[int, StepWrite] = {}
+        self._effects: dict[str, EffectWrite] = {key: effect.row for key, effect in facts.effects.items()}
+        self._deferrals: dict[int, Deferral] = {}
+        self._behind: int | None = None
+        self._late_effects: list[EffectWrite] = []
+        self._late_events: list[EventWrite] = []
+        self._in_flight: set[asyncio.Task[Any]] = set()
+        self._rest_later: timedelta | None = None
+        self.tool_calls = 0
+
+    # ── what the session calls ─────────────────────────────────────────────────────────────────────────────
+    async def run_tool(self, call: Call, body: Body, *, approved: bool) -> Any:
+        """Run one tool body, or answer for it."""
+        known = self._answers.get(call.position)
+        if known is not None:
+            return known.replay()
+        self._go_on()
+        policy = self._policy(call)
+        if not approved and self._must_ask(call, policy.approval):
+            if policy.effect is not None:
+                self._stop_batch(call.position)
+            raise ApprovalRequired
+        if policy.effect is None:
+            return await self._run_plain(call, body)
+        return await self._run_effect(call, body, policy.effect)
+
+    async def decide(self, calls: Sequence[Call]) -> dict[str, Decision]:
+        """Decisions for calls that need somebody's word; where one is missing, the execution rests."""
+        decisions: dict[str, Decision] = {}
+        missing = False
+        for call in calls:
+            if self._deferrals.get(call.position) is not None:
+                missing = True
+                continue
+            decision = self._decision(call)
+            if decision is None:
+                missing = True
+            else:
+                decisions[call.id] = decision
+        if missing or self._rest_later is not None:
+            raise Rest(self.rest_write())
+        return decisions
+
+    def rest_write(self) -> Write:
+        """Everything finished and not yet written, the rows to wait for, and the ending."""
+        rows = [each.wait for each in self._deferrals.values() if each.wait is not None]
+        planned = [each.effect for each in self._deferrals.values() if each.effect is not None]
+        ending = Park() if self._rest_later is None or rows else Release("retry_after", self._rest_later)
+        write = self.finished() + Write(effects=tuple(planned), waits=tuple(rows), ending=ending)
+        return replace(write, progress=bool(rows or write.steps))
+
+    def finished(self) -> Write:
+        """Answers, effect records and events that no commit carries yet. Asking takes them."""
+        steps = tuple(self._unwritten[position] for position in sorted(self._unwritten))
+        write = Write(steps=steps, effects=tuple(self._late_effects), events=tuple(self._late_events), progress=bool(steps))
+        self._unwritten, self._late_effects, self._late_events = {}, [], []
+        return write
+
+    def written_answers(self) -> frozenset[int]:
+        """Positions whose tool step is stored already."""
+        return frozenset(self._facts.answers)
+
+    def timing(self, position: int) -> StepWrite | None:
+        """The step row of a call that ran here, not yet written."""
+        return self._unwritten.get(position)
+
+    async def wind_down(self, grace: timedelta) -> None:
+        """Let effects in flight be recorded; after the grace their outcome is unknown."""
+        if self._in_flight:
+            await asyncio.wait(self._in_flight, timeout=grace.total_seconds())
+        for task in list(self._in_flight):
+            task.cancel()
+        if self._in_flight:
+            await asyncio.wait(self._in_flight, timeout=1.0)
+
+    # ── plain tools ────────────────────────────────────────────────────────────────────────────────────────
+    async def _run_plain(self, call: Call, body: Body) -> Any:
+        question = f"wait:{call.position}"
+        row = self._facts.waits.get(question)
+        if row is not None and not row.open:
+            return self._take_resolution(call, row)
+        await self._save_reply(Write())
+        self._go_on()
+        started = self._execution.runtime.now()
+        with self._at_work(call, None, 1):
+            try:
+                value = await self._bounded(body, self._limit(call, None))
+            except Wait as wait:
+                self._deferrals[call.position] = Deferral(self._wait_row(call, wait, question))
+                raise CallDeferred from None
+            except (ApprovalRequired, CallDeferred):
+                raise
+            except TimeoutError as error:
+                text = str(error) or "the tool took longer than it may"
+                self._answer(call, started, Known("failed", f"Timed out: {text}"))
+                raise ToolFailed(f"Timed out: {text}") from error
+            except ModelRetry as error:
+                self._answer(call, started, Known("retry", error.message))
+                raise
+            except ToolFailed as error:
+                self._answer(call, started, Known("failed", str(error)))
+                raise
+            except Exception as error:
+                self._answer(call, started, Known("failed", describe(error)))
+                raise ToolFailed(describe(error)) from error
+        return await self._accept(call, started, value)
+
+    async def _accept(self, call: Call, started: datetime, value: Any) -> Any:
+        """The value as it may be stored; one that can't be is a failure that names the path."""
+        try:
+            kept = await self._keep(value)
+        except UnserializableError as error:
+            self._answer(call, started, Known("failed", f"The result can't be stored: {error.message}"))
+            raise ToolFailed(f"The result can't be stored: {error.message}") from error
+        self._answer(call, started, Known("success", kept))
+        return kept
+
+    # ── effects ────────────────────────────────────────────────────────────────────────────────────────────
+    async def _run_effect(self, call: Call, body: Body, rule: EffectRule) -> Any:
+        async with self._effect_turn(call, rule):
+            if self._behind is not None and self._behind != call.position and not rule.independent:
+                # A batch stops at the first that is unknown or waits: this one stays planned.
+                self._deferrals[call.position] = Deferral()
+                raise CallDeferred
+            key = effect_key(self._execution.run.id, self._execution.run.generation, self._facts.index, call.position)
+            question = f"wait:{call.position}"
+            waited = self._facts.waits.get(question)
+            if waited is not None and not waited.open:
+                return self._take_resolution(call, waited)
+            while True:
+                row = self._effects.get(key)
+                self._go_on()
+                if row is not None and row.state is EffectState.DONE:
+                    return self._recorded(call, row)
+                if row is not None and row.state is EffectState.FAILED:
+                    return self._recorded(call, row)
+                if row is not None and row.state in (EffectState.UNKNOWN, EffectState.STARTED):
+                    row = await self._clear_up(call, row, rule)
+                    if row.state is not EffectState.PLANNED:
+                        continue
+                elif (row is None or not row.permit) and self._hold(call, key):
+                    continue
+                outcome = await self._perform(call, body, rule, key, row)
+                if outcome is not None:
+                    return outcome.replay()
+
+    @asynccontextmanager
+    async def _effect_turn(self, call: Call, rule: EffectRule) -> AsyncIterator[None]:
+        if rule.independent:
+            yield
+            return
+        async with self._turn:
+            yield
+
+    async def _clear_up(self, call: Call, row: EffectWrite, rule: EffectRule) -> EffectWrite:
+        """Bring an effect of unknown outcome back to planned, done or failed, or wait for somebody's word."""
+        effect = self._facts.effects.get(row.key)
+        how = row.unknown if row.unknown == "ask" else rule.unknown if rule.unknown == "ask" else row.unknown
+        if how == "retry":
+            attempts = rule.retries.attempts if rule.retries else 3
+            if row.try_no < attempts:
+                return self._set(replace(row, state=EffectState.PLANNED, try_no=row.try_no + 1))
+            how = "ask"
+        if how == "verify" and rule.verify is not None:
+            wait = await self._time_left(effect, row)
+            if wait > timedelta(0):
+                # The earlier try may still be running somewhere: its answer would be about a deed that is not over.
+                self._rest_later = max(self._rest_later or wait, wait)
+                self._stop_batch(call.position)
+                self._deferrals[call.position] = Deferral()
+                raise CallDeferred
+            try:
+                said = await rule.verify(self._effect_call(call, row.key))
+            except Exception:
+                logger.exception("verify of %s raised; a person is asked", row.key)
+                said = None
+            if isinstance(said, Happened):
+                done = replace(row, state=EffectState.DONE, result=await self._keep(said.result))
+                await self._record(done, EventWrite("effect.done", {"key": row.key, "tool": row.tool, "by": "verify"}))
+                return done
+            if said is not None:
+                return self._set(replace(row, state=EffectState.PLANNED))
+        self._stop_batch(call.position)
+        self._deferrals[call.position] = Deferral(self._unknown_row(row, effect))
+        raise CallDeferred
+
+    async def _time_left(self, effect: Effect | None, row: EffectWrite) -> timedelta:
+        """How long the earlier try may still be running, by the store's clock."""
+        if effect is None or effect.started_at is None:
+            return timedelta(0)
+        over = effect.started_at + timedelta(seconds=row.time_limit or 0) + self._grace
+        return over - await self._execution.store.now()
+
+    def _hold(self, call: Call, key: str) -> bool:
+        """Hold an effect that an earlier life may have performed, until somebody decides (E3). True: the record of that life stands for it."""
+        if self._held_rule == "run":
+            return False
+        mine = fingerprint(clean(call.args or {}))
+        twin = next((each for each in self._facts.held if each.row.tool == call.name and each.row.input_hash == mine), None)
+        if twin is None:
+            return False
+        question = f"held:{call.position}"
+        asked = self._facts.waits.get(question)
+        decision = self._held_rule if self._held_rule != "ask" else None
+        if asked is not None and asked.resolution is not None and asked.resolution.kind is ResolutionKind.ANSWER:
+            decision = asked.resolution.decision
+        if decision == "run":
+            return False
+        if decision == "reuse":
+            self._late_events.append(EventWrite("effect.held", {"key": key, "tool": call.name, "decision": "reuse", "of": twin.key}))
+            self._effects[key] = self._row(call, key, EffectState.DONE, EffectRule(), result=twin.row.result)
+            self._late_effects.append(self._effects[key])
+            return True
+        if decision == "block":
+            self._late_events.append(EventWrite("effect.held", {"key": key, "tool": call.name, "decision": "block", "of": twin.key}))
+            text = "Not run: an earlier life of this run may have done it already, and it was decided not to do it again."
+            self._answer(call, self._execution.runtime.now(), Known("failed", text))
+            raise ToolFailed(text)
+        self._stop_batch(call.position)
+        row = WaitWrite(
+            id=self._execution.runtime.new_id(),
+            kind="approval",
+            question=question,
+            index=self._facts.index,
+            tool=call.name,
+            tool_call_id=call.id,
+            position=call.position,
+            effect_key=key,
+            input=clean(call.args or {}),
+            input_hash=mine,
+            data={"held": True, "of": twin.key, "state": str(twin.state), "result": twin.row.result, "decisions": ["run", "reuse", "block"]},
+        )
+        self._deferrals[call.position] = Deferral(row)
+        raise CallDeferred
+
+    async def _perform(self, call: Call, body: Body, rule: EffectRule, key: str, row: EffectWrite | None) -> Known | None:
+        """Started, the body, and its record. None: the next try is due."""
+        limit = self._limit(call, rule)
+        try_no = row.try_no if row is not None else 1
+        started = self._row(call, key, EffectState.STARTED, rule, try_no=try_no, time_limit=limit, claim=self._business_key(call, rule, key))
+        started = replace(started, unknown=row.unknown if row is not None and row.unknown == "ask" else started.unknown)
+        self._check_time()
+        event = EventWrite("effect.started", {"key": key, "tool": call.name, "try": try_no})
+        await self._save_reply(Write(effects=(started,), events=(event,)))
+        self._effects[key] = started
+        if self._execution.stop.reason is not None or not self._enough_time():
+            # The body was never called, and only this process knows it.
+            self._late_effects.append(replace(started, state=EffectState.PLANNED))
+            raise Stopped
+        task = self._execution.runtime.spawn(self._do(call, body, rule, started, limit), name=f"effect {key}")
+        self._in_flight.add(task)
+        task.add_done_callback(self._in_flight.discard)
+        # Shielded: whoever stops the execution does not stop a deed halfway.
+        return await asyncio.shield(task)
+
+    async def _do(self, call: Call, body: Body, rule: EffectRule, row: EffectWrite, limit: float | None) -> Known | None:
+        began = self._execution.runtime.now()
+        with self._at_work(call, row.key, row.try_no):
+            try:
+                value = await self._bounded(body, limit)
+            except Wait as wait:
+                planned = replace(row, state=EffectState.PLANNED)
+                self._stop_batch(call.position)
+                self._deferrals[call.position] = Deferral(self._wait_row(call, wait, f"wait:{call.position}"), planned)
+                raise CallDeferred from None
+            except (ApprovalRequired, CallDeferred):
+                self._stop_batch(call.position)
+                self._late_effects.append(replace(row, state=EffectState.PLANNED))
+                raise
+            except Suspend:
+                raise
+            except (ModelRetry, ToolFailed, *rule.certain) as error:
+                return await self._did_not_happen(call, rule, row, began, error)
+            except (Exception, asyncio.CancelledError) as error:
+                await self._nobody_knows(call, rule, row, error)
+                return None
+        return await self._happened(call, row, began, value)
+
+    async def _happened(self, call: Call, row: EffectWrite, began: datetime, value: Any) -> Known:
+        try:
+            kept = await self._keep(value)
+            known = Known("success", kept)
+        except UnserializableError as error:
+            # The deed is done whatever its result looks like.
+            kept = None
+            known = Known("failed", f"The call was made, but its result can't be stored: {error.message}")
+        done = replace(row, state=EffectState.DONE, result=kept, error=None if known.outcome == "success" else {"message": known.content})
+        self._answer(call, began, known)
+        await self._record(done, EventWrite("effect.done", {"key": row.key, "tool": row.tool}))
+        return known
+
+    async def _did_not_happen(self, call: Call, rule: EffectRule, row: EffectWrite, began: datetime, error: Exception) -> Known | None:
+        if isinstance(error, ModelRetry):
+            known = Known("retry", error.message)
+        else:
+            known = Known("failed", str(error) if isinstance(error, ToolFailed) and str(error) else describe(error))
+        retries = rule.retries
+        if retries is not None and row.try_no < retries.attempts and not isinstance(error, ModelRetry):
+            again = replace(row, state=EffectState.PLANNED, try_no=row.try_no + 1)
+            await self._record(again, EventWrite("effect.planned", {"key": row.key, "tool": row.tool, "try": row.try_no, "error": known.content}))
+            await self._pause(retries.delay(row.try_no))
+            return None
+        self._answer(call, began, known)
+        failed = replace(row, state=EffectState.FAILED, error={"outcome": known.outcome, "message": known.content})
+        await self._record(failed, EventWrite("effect.failed", {"key": row.key, "tool": row.tool, "error": known.content}))
+        return known
+
+    async def _nobody_knows(self, call: Call, rule: EffectRule, row: EffectWrite, error: BaseException) -> None:
+        """Record *unknown*. With `ask` the wait row is in the same commit, so that nobody can miss it."""
+        unknown = replace(row, state=EffectState.UNKNOWN, error={"message": describe(error)})
+        event = EventWrite("effect.unknown", {"key": row.key, "tool": row.tool, "error": describe(error)})
+        effect = Effect(
+            self._execution.run.id,
+            self._execution.run.generation,
+            unknown,
+            self._execution.run.lease_owner,
+            self._execution.run.epoch,
+            self._execution.runtime.now(),
+        )
+        waits = (self._unknown_row(unknown, effect),) if row.unknown == "ask" else ()
+        await self._execution.journal.write(Write(effects=(unknown,), events=(event,), waits=waits))
+        self._effects[row.key] = unknown
+        if isinstance(error, asyncio.CancelledError):
+            raise error
+        if waits:
+            self._stop_batch(call.position)
+            self._deferrals[call.position] = Deferral()
+            raise CallDeferred
+        if row.unknown == "retry" and rule.retries is not None:
+            await self._pause(rule.retries.delay(row.try_no))
+        if row.unknown == "verify" and isinstance(error, TimeoutError):
+            # A thread that was given up on may still be at it: ask the world later.
+            self._rest_later = timedelta(seconds=row.time_limit or 0) + self._grace
+            self._stop_batch(call.position)
+            self._deferrals[call.position] = Deferral()
+            raise CallDeferred
+
+    async def _record(self, row: EffectWrite, event: EventWrite) -> None:
+        """Write an effect's record before anything else of the run happens; the last call's rides on the step's own write."""
+        self._effects[row.key] = row
+        if row.state in (EffectState.DONE, EffectState.FAILED) and self._is_last(row.position) and self._execution.stop.reason is None:
+            self._late_effects.append(row)
+            self._late_events.append(event)
+            return
+        await self._execution.journal.write(Write(effects=(row,), events=(event,), progress=row.state in (EffectState.DONE, EffectState.FAILED)))
+
+    def _is_last(self, position: int) -> bool:
+        """Whether every other call of the response has its answer: then nothing of the run lies between this record and the step's write."""
+        others = [call for call in self._calls.values() if call.position != position and call.known and not call.output]
+        return all(call.position in self._answers for call in others) and not any(call.output for call in self._calls.values())
+
+    # ── waiting ────────────────────────────────────────────────────────────────────────────────────────────
+    def _must_ask(self, call: Call, rule: ApprovalRule | None) -> bool:
+        row = self._facts.waits.get(f"approval:{call.position}")
+        if row is not None and not (row.resolution and row.resolution.kind is ResolutionKind.CANCELLED):
+            return True  # asked before: the answer is in `decide`, whatever the predicate would say today
+        if rule is None:
+            return False
+        run = self._execution.run
+        return rule.needed(ApprovalCall(call.name, call.args or {}, run.id, run.agent, run.trigger))
+
+    def _decision(self, call: Call) -> Decision | None:
+        """The stored decision, or a new row in the deferrals."""
+        question = f"approval:{call.position}"
+        row = self._facts.waits.get(question)
+        if row is not None and row.resolution is not None and row.resolution.kind is not ResolutionKind.CANCELLED:
+            return read_decision(row)
+        if row is not None and row.open:
+            return None
+        external = self._facts.waits.get(f"wait:{call.position}")
+        if external is not None and external.resolution is not None:
+            return Decision(approved=True, answered=True, result=external.resolution.value)
+        self._deferrals[call.position] = Deferral(self._approval_row(call, question))
+        if self._policy(call).effect is not None:
+            self._stop_batch(call.position)
+        return None
+
+    def _approval_row(self, call: Call, question: str) -> WaitWrite:
+        rule = self._policy(call).approval or ApprovalRule()
+        run = self._execution.run
+        now = run.updated_at or self._execution.runtime.now()
+        shown = clean(call.args or {})
+        return WaitWrite(
+            id=self._execution.runtime.new_id(),
+            kind="approval",
+            question=question,
+            index=self._facts.index,
+            tool=call.name,
+            tool_call_id=call.id,
+            position=call.position,
+            input=shown,
+            input_hash=fingerprint(shown),
+            expires_at=None if rule.within is None else now + rule.within,
+            on_expiry=rule.on_expiry,
+            warn_at=None if rule.within is None or rule.warn_at is None else now + rule.within * rule.warn_at,
+            data={"schema": call.schema, "policy": rule.policy(run.labels.get("requester")), "decisions": ["approve", "deny"]},
+        )
+
+    def _wait_row(self, call: Call, wait: Wait, question: str) -> WaitWrite:
+        now = self._execution.runtime.now()
+        until = now + wait.until_ if isinstance(wait.until_, timedelta) else wait.until_
+        return WaitWrite(
+            id=self._execution.runtime.new_id(),
+            kind="timer" if wait.kind == "timer" else "event",
+            question=question,
+            index=self._facts.index,
+            tool=call.name,
+            tool_call_id=call.id,
+            position=call.position,
+            name=wait.name,
+            child=wait.child,
+            expires_at=until,
+        )
+
+    def _unknown_row(self, row: EffectWrite, effect: Effect | None) -> WaitWrite:
+        worker = effect.worker if effect is not None else self._execution.run.lease_owner
+        started = effect.started_at if effect is not None else None
+        return WaitWrite(
+            id=self._execution.runtime.new_id(),
+            kind="effect",
+            question=f"effect:{row.key}",
+            index=row.index,
+            tool=row.tool,
+            tool_call_id=row.tool_call_id,
+            position=row.position,
+            effect_key=row.key,
+            input=row.input,
+            input_hash=row.input_hash,
+            data={
+                "worker": worker,
+                "started_at": started.isoformat() if started else None,
+                "error": row.error,
+                "decisions": ["done", "run", "fail"],
+            },
+        )
+
+    def _take_resolution(self, call: Call, row: WaitPoint) -> Any:
+        """What a tool's own wait came to, as its result."""
+        assert row.resolution is not None
+        if row.resolution.kind is ResolutionKind.CANCELLED:
+            raise ToolFailed("The wait was cancelled.")
+        if row.resolution.kind is ResolutionKind.EXPIRED:
+            raise ToolFailed(f"Nothing came: the wait for {row.row.name or 'an event'!r} expired.")
+        self._answer(call, row.created_at, Known("success", row.resolution.value))
+        return row.resolution.value
+
+    def _stop_batch(self, position: int) -> None:
+        if self._behind is None:
+            self._behind = position
+
+    # ── small things ───────────────────────────────────────────────────────────────────────────────────────
+    def _go_on(self) -> None:
+        if self._execution.stop.reason is not None:
+            raise Stopped
+
+    def _enough_time(self) -> bool:
+        return self._execution.runtime.monotonic() < self._execution.ours_until
+
+    def _check_time(self) -> None:
+        """A body that could outlive the lease before its record does not start."""
+        if not self._enough_time():
+            self._execution.abort("lease_lost")
+            raise Stopped
+
+    def _limit(self, call: Call, rule: EffectRule | None) -> float | None:
+        if rule is not None and rule.timeout is not None:
+            return rule.timeout.total_seconds()
+        if call.timeout is not None:
+            return call.timeout
+        return self._tool_timeout.total_seconds() if self._tool_timeout is not None else None
+
+    async def _bounded(self, body: Body, limit: float | None) -> Any:
+        if limit is None:
+            return await body()
+        work = self._execution.runtime.spawn(_run(body), name="tool body")
+        try:
+            done, _ = await asyncio.wait({work}, timeout=limit)
+        except asyncio.CancelledError:
+            work.cancel()
+            raise
+        if done:
+            return work.result()
+        # Not awaited: a body that swallows cancellation, or a thread, would hold the run beyond its limit.
+        work.add_done_callback(_forget)
+        work.cancel()
+        raise TimeoutError(f"longer than {limit:g} s")
+
+    async def _pause(self, seconds: float) -> None:
+        stop = asyncio.ensure_future(self._execution.stop.wait())
+        pause = self._execution.runtime.spawn(self._execution.runtime.sleep(seconds), name="back-off")
+        try:
+            await asyncio.wait({stop, pause}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stop.cancel()
+            pause.cancel()
+        self._go_on()
+
+    def _set(self, row: EffectWrite) -> EffectWrite:
+        self._effects[row.key] = row
+        return row
+
+    def _row(self, call: Call, key: str, state: EffectState, rule: EffectRule, **more: Any) -> EffectWrite:
+        shown = clean(call.args or {})
+        return EffectWrite(
+            key=key,
+            state=state,
+            index=self._facts.index,
+            position=call.position,
+            tool=call.name,
+            tool_call_id=call.id,
+            unknown=rule.unknown,
+            input=shown,
+            input_hash=fingerprint(shown),
+            **more,
+        )
+
+    def _business_key(self, call: Call, rule: EffectRule, key: str) -> str | None:
+        if rule.key is None:
+            return None
+        run = self._execution.run
+        named = (call.args or {}).get(rule.key) if isinstance(rule.key, str) else rule.key(self._effect_call(call, key))
+        owner = {"run": run.id, "thread": run.thread or run.id, "agent": run.agent}[rule.scope]
+        return f"{rule.scope}:{owner}:{call.name}:{named}"
+
+    def _effect_call(self, call: Call, key: str) -> EffectCall:
+        run = self._execution.run
+        return EffectCall(run.id, run.agent, call.name, call.args or {}, key, run.thread)
+
+    def _recorded(self, call: Call, row: EffectWrite) -> Any:
+        if row.state is EffectState.DONE and row.error is None:
+            known = Known("success", row.result)
+        else:
+            error = row.error or {}
+            outcome: Literal["retry", "failed"] = "retry" if error.get("outcome") == "retry" else "failed"
+            known = Known(outcome, error.get("message") or "The call failed.")
+        self._answer(call, self._execution.runtime.now(), known)
+        return known.replay()
+
+    def _answer(self, call: Call, started: datetime, known: Known) -> None:
+        self._answers[call.position] = known
+        self.tool_calls += 1
+        self._unwritten[call.position] = StepWrite(
+            kind="tool",
+            index=self._facts.index,
+            name=call.name,
+            tool_call_id=call.id,
+            position=call.position,
+            output=None if known.outcome != "success" else known.content,
+            error=None if known.outcome == "success" else {"outcome": known.outcome, "message": known.content},
+            started_at=started,
+            finished_at=self._execution.runtime.now(),
+        )
+
+    def _at_work(self, call: Call, key: str | None, attempt: int) -> _AtWork:
+        self._execution.doing(self._facts.index, f"tool {call.name}")
+        return _AtWork(replace(self._current, step=self._facts.index, key=key, tool=call.name, attempt=attempt))
+
+
+class _AtWork:
+    """The current run, while a body runs."""
+
+    def __init__(self, current: CurrentRun) -> None:
+        self._current = current
+
+    def __enter__(self) -> None:
+        self._token = enter(self._current)
+
+    def __exit__(self, *exc: object) -> None:
+        leave(self._token)
+
+
+def read_decision(row: WaitPoint) -> Decision:
+    """A closed approval row as the session takes it."""
+    resolution = row.resolution
+    assert resolution is not None
+    if resolution.kind is ResolutionKind.EXPIRED:
+        return Decision(approved=False, message="The request for approval lapsed: nobody answered in time. Nothing was done.")
+    if resolution.decision == "approve":
+        return Decision(approved=True, args=resolution.value)
+    reason = f" Reason: {resolution.reason}" if resolution.reason else ""
+    return Decision(approved=False, message=f"The request for approval was denied.{reason}")
+
+
+def describe(error: BaseException) -> str:
+    """An exception as one line, never empty."""
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+async def _run(body: Body) -> Any:
+    return await body()
+
+
+def _forget(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
+        task.exception()
