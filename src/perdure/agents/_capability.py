@@ -39,7 +39,8 @@ MANY: Final = 1_000_000
 """Pydantic AI's own retry counters are set aside by this: they live in memory, ours come from the history."""
 
 NO_TIME_LIMIT: Final = 1e9
-"""Seconds. Not None: with a time limit, however long, Pydantic AI lets a cancelled sync tool's thread go instead of waiting for it."""
+"""Seconds. Not None: with a time limit, however long, Pydantic AI lets a cancelled sync tool's thread go instead of waiting for it. A toolset's default applies
+where a tool has none, too, so there is no other way to set that aside."""
 
 PARKED: Final = "perdure.parked"
 
@@ -64,7 +65,8 @@ class Link:
     """What the hooks of one run and its session tell each other.
 
     `accept` is the gate for a response, `keep` the one for a tool's result, `restore` puts files into a request. `positions` and `retried` are of the response in
-    hand, `tools`, `outputs` and `output_retries` of the step. `stored` is a response that is processed again instead of asked for. `parked` is why the session ends.
+    hand, `tools`, `outputs` and `output_retries` of the step. `deferred` are
+    calls that wait, `late` those that do since they were approved. `stored` is a response that is processed again instead of asked for. `parked` is why the session ends.
     """
 
     host: Host
@@ -78,6 +80,7 @@ class Link:
     retried: Mapping[str, int] = field(default_factory=dict[str, int])
     stored: ModelResponse | None = None
     deferred: dict[str, Call] = field(default_factory=dict[str, Call])
+    late: dict[str, Call] = field(default_factory=dict[str, Call])
     parked: BaseException | None = None
 
     def call(self, part: ToolCallPart, args: dict[str, Any] | None, *, deferred: dict[str, Any] | None = None) -> Call:
@@ -142,10 +145,6 @@ class Outer(AbstractCapability[Any]):
         handler: Callable[[str | dict[str, Any]], Awaitable[dict[str, Any]]],
     ) -> dict[str, Any]:
         link = self.link
-        tool = link.tools.get(call.tool_name)
-        if tool is not None:
-            # What the tool reads as `ctx.retry` is the history's count.
-            ctx.retry, ctx.max_retries = link.retried.get(call.tool_name, 0), tool.retries
         try:
             return await handler(args)
         except (ValidationError, ModelRetry) as error:
@@ -174,9 +173,16 @@ class Outer(AbstractCapability[Any]):
             # Left alone, it would end the run and cancel the siblings.
             raise ToolFailed(_words(error)) from error
 
+    async def wrap_output_validate(
+        self, ctx: RunContext[Any], *, output_context: OutputContext, output: Any, handler: Callable[[Any], Awaitable[Any]]
+    ) -> Any:
+        self.link.output_retries = ctx.max_retries
+        return await handler(output)
+
     async def wrap_output_process(
         self, ctx: RunContext[Any], *, output_context: OutputContext, output: Any, handler: Callable[[Any], Awaitable[Any]]
     ) -> Any:
+        self.link.output_retries = ctx.max_retries
         if self.link.parked is not None:
             raise self.link.parked
         return await handler(output)
@@ -253,14 +259,27 @@ class HostToolset(WrapperToolset[Any]):
         link = self.link
         assert ctx.tool_call_id is not None
         call = link.call(ToolCallPart(name, tool_args, tool_call_id=ctx.tool_call_id), tool_args)
+        # What the tool reads as `ctx.retry` is the history's count.
+        counted = replace(ctx, retry=link.retried.get(name, 0), max_retries=known.retries if (known := link.tools.get(name)) else ctx.max_retries)
 
         async def body() -> Any:
-            return await WrapperToolset[Any].call_tool(self, name, tool_args, ctx, tool)
+            try:
+                return await WrapperToolset[Any].call_tool(self, name, tool_args, counted, tool)
+            except ModelRetry as error:
+                if isinstance(error.__context__, TimeoutError) and str(NO_TIME_LIMIT) in error.message:
+                    # The tool raised it. Under a time limit Pydantic AI takes any TimeoutError for its own and says "again", although a deed may be half done.
+                    raise error.__context__ from None
+                raise
 
         try:
             return await link.result(await link.host.run_tool(call, body, approved=ctx.tool_call_approved))
-        except CallDeferred:
-            link.deferred[call.id] = call
+        except (CallDeferred, ApprovalRequired) as waits:
+            if ctx.tool_call_approved:
+                # Pydantic AI asks once about a step. What waits only now, the session asks about when the step is over.
+                link.late[call.id] = replace(call, metadata={**call.metadata, "deferred": {"kind": _kind(waits), **(waits.metadata or {})}})
+                raise ToolFailed("It waits.") from None
+            if isinstance(waits, CallDeferred):
+                link.deferred[call.id] = call
             raise
         except ModelRetry as error:
             if link.exhausted(name):
@@ -270,6 +289,10 @@ class HostToolset(WrapperToolset[Any]):
             # The siblings finish first. Deferred, the call produces no result, and the deferral handler raises this when they have.
             link.parked = link.parked or suspend
             raise CallDeferred({PARKED: True}) from None
+
+
+def _kind(waits: CallDeferred | ApprovalRequired) -> str:
+    return waits.kind if isinstance(waits, CallDeferred) else "approval"
 
 
 def _known(tool: ToolsetTool[Any]) -> KnownTool:

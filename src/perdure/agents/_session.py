@@ -357,7 +357,7 @@ class AgentSession:
         if isinstance(node, ModelRequestNode):
             # A hook of the user's refused the response already; what it said goes to the model.
             return await self._answered(node, response)
-        link.positions, link.deferred = _positions(response), {}
+        link.positions, link.deferred, link.late = _positions(response), {}, {}
         link.retried = gate.retried(self.history[self.since :])
         unknown = [
             part
@@ -380,7 +380,9 @@ class AgentSession:
             await self._close(parked)
             raise parked
         self._node = after
+        late = await self._late_results()
         if isinstance(after, ModelRequestNode):
+            after.request.parts = [late.get(_id_of(part), part) for part in after.request.parts]
             return await self._answered(after, response)
         if link.deferred:
             # An output tool would end the run over a call that waits: the host says whether it may.
@@ -413,6 +415,22 @@ class AgentSession:
             return ModelRequestNode[Any, Any](ModelRequest(parts=said))
         after.request.parts = [*after.request.parts, *said]
         return after
+
+    async def _late_results(self) -> dict[str, ToolReturnPart]:
+        """The results of calls that were approved and then had to wait."""
+        late = self._link.late
+        decisions = await self.host.decide(tuple(late.values())) if late else {}
+        results: dict[str, ToolReturnPart] = {}
+        for call_id, call in late.items():
+            decision = decisions[call_id]
+            if decision.answered:
+                results[call_id] = ToolReturnPart(call.name, await self._link.result(decision.result), tool_call_id=call_id)
+            elif not decision.approved:
+                results[call_id] = ToolReturnPart(call.name, decision.message or "The call was denied.", tool_call_id=call_id, outcome="denied")
+            else:
+                text = "The tool asked for approval again although the call was approved."
+                results[call_id] = ToolReturnPart(call.name, text, tool_call_id=call_id, outcome="failed")
+        return results
 
     async def _answered(self, node: Any, response: ModelResponse) -> Answered:
         node.request.parts = gate.complete(node.request.parts, response)
@@ -547,6 +565,10 @@ def _arguments(part: ToolCallPart) -> dict[str, Any] | None:
         return part.args_as_dict(raise_if_invalid=True)
     except Exception:
         return None
+
+
+def _id_of(part: object) -> str:
+    return part.tool_call_id if isinstance(part, ToolReturnPart) else ""
 
 
 def _feedback(request: ModelRequest) -> str:
