@@ -11,7 +11,9 @@ When a stream is whole. A stream that ends without the provider's finish part ma
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import json
+import re
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Any, Final, cast
@@ -92,7 +94,13 @@ def is_transient(error: BaseException) -> bool:
     if isinstance(error, ModelHTTPError):
         hint = error.provider_retry_hint
         return hint if hint is not None else error.status_code >= 500 or error.status_code in TRANSIENT_STATUS
-    return isinstance(error, (*TRANSIENT, StreamCut, ConnectionError, TimeoutError, asyncio.IncompleteReadError)) or _broken_wire(error)
+    broken = isinstance(error, (*TRANSIENT, StreamCut, ConnectionError, TimeoutError, asyncio.IncompleteReadError))
+    return broken or _broken_wire(error) or _garbled(error)
+
+
+def _garbled(error: BaseException) -> bool:
+    """Whether something in the stream was no JSON or no UTF-8: a proxy spoke, or a piece is missing. What came may be cut anywhere."""
+    return isinstance(error, ModelAPIError) and isinstance(error.__cause__, (json.JSONDecodeError, UnicodeDecodeError))
 
 
 def _broken_wire(error: BaseException) -> bool:
@@ -106,18 +114,52 @@ def is_quota(error: BaseException) -> bool:
 
 
 def retry_after(error: BaseException, now: datetime) -> timedelta | None:
-    """The provider's wish: `retry-after-ms`, seconds, or an HTTP date. Absent or absurd: None. Of several failed models the earliest counts."""
+    """The provider's wish: `retry-after-ms`, seconds, an HTTP date, or else when the limit that is used up is filled again. Absent or absurd: None.
+
+    Of several failed models the earliest counts.
+    """
     wishes = [wish for each in leaves(error) if isinstance(each, ModelAPIError) and (wish := _wish(each, now)) is not None]
     return min(wishes) if wishes else None
 
 
 def _wish(error: ModelAPIError, now: datetime) -> timedelta | None:
     seconds = error.retry_after
-    date = (error.headers or {}).get("retry-after", "") if isinstance(error, ModelHTTPError) else ""
+    headers = (error.headers or {}) if isinstance(error, ModelHTTPError) else {}
+    date = headers.get("retry-after", "")
     if seconds is not None and "," in date:
         # Pydantic AI measures a date against the machine's clock. Ours may be another one.
         seconds = max(0.0, (parsedate_to_datetime(date).astimezone(UTC) - now).total_seconds())
+    if seconds is None and date == "":
+        seconds = _until_reset(headers, now)
     return timedelta(seconds=seconds) if seconds is not None and 0 <= seconds <= RETRY_AFTER_MAX.total_seconds() else None
+
+
+_RESETS: Final = (re.compile(r"anthropic-ratelimit-(.+)-reset"), re.compile(r"x-ratelimit-reset-(.+)"))
+_REMAINING: Final = ("anthropic-ratelimit-{}-remaining", "x-ratelimit-remaining-{}")
+_SPAN: Final = re.compile(r"(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+(?:\.\d+)?)ms)?")
+
+
+def _until_reset(headers: Mapping[str, str], now: datetime) -> float | None:
+    """Seconds until every limit that is used up (`remaining` is 0) is filled again, as Anthropic (times) and OpenAI (spans) report them."""
+    waits: list[float] = []
+    for pattern, remaining in zip(_RESETS, _REMAINING, strict=True):
+        for name, value in headers.items():
+            if (found := pattern.fullmatch(name)) and headers.get(remaining.format(found[1]), "").strip() == "0":
+                wait = _seconds_until(value.strip(), now)
+                if wait is not None:
+                    waits.append(wait)
+    return max(waits) if waits else None
+
+
+def _seconds_until(value: str, now: datetime) -> float | None:
+    if value and (span := _SPAN.fullmatch(value)):
+        hours, minutes, seconds, milliseconds = (float(each or 0) for each in span.groups())
+        return hours * 3600 + minutes * 60 + seconds + milliseconds / 1000
+    try:
+        moment = datetime.fromisoformat(value)
+    except ValueError:
+        return None
+    return max(0.0, (moment - now).total_seconds()) if moment.tzinfo is not None else None
 
 
 def describe(error: BaseException) -> str:

@@ -35,7 +35,7 @@ from perdure.core.codec import clean, clean_text, dump
 
 SKIPPED: Final = "Tool not executed - a final result was already processed."
 NOTHING: Final = "(nothing)"
-"""What stands where a tool returned an empty text: some providers refuse empty content."""
+"""What stands where a tool returned nothing, or a text without a word: some providers refuse empty content."""
 
 _BAD: Final = re.compile("[\x00\ud800-\udfff]")
 _ID: Final = re.compile(r"[^\x00-\x20\x7f-\x9f\ud800-\udfff]{1,256}\Z")
@@ -59,9 +59,11 @@ def response(message: ModelResponse, used: Collection[str], place: int, now: dat
     parts: list[ModelResponsePart] = []
     taken: set[str] = set()
     calls = 0
+    called = any(isinstance(part, ToolCallPart) for part in message.parts)
     for part in message.parts:
         kept = _response_part(part)
-        if kept is None:
+        # Models say a blank line before a call now and then, and some providers refuse to read it again.
+        if kept is None or (called and isinstance(kept, TextPart) and not kept.content.strip()):
             continue
         if isinstance(kept, ToolCallPart):
             if kept.tool_call_id in used or kept.tool_call_id in taken or not _ID.match(kept.tool_call_id):
@@ -145,7 +147,7 @@ def _request_part(part: ModelRequestPart, now: datetime | None) -> ModelRequestP
     stamp: dict[str, Any] = {"timestamp": now} if now is not None and hasattr(part, "timestamp") else {}
     if isinstance(part, ToolReturnPart):
         content = _content(part.content)
-        if content == "":
+        if content is None or (isinstance(content, str) and not content.strip()):
             content = NOTHING if part.outcome == "success" else part.outcome
         metadata = part.metadata if part.metadata is None else clean(part.metadata)
         return replace(part, content=content, metadata=metadata, **stamp)

@@ -20,7 +20,7 @@ def kind_of(response: ModelResponse, calls: Sequence[Call], *, output_type: Any 
         if response.finish_reason == "length" or any(_breaks_off(part) for part in response.parts):
             return "cut"
         return "final" if all(call.output for call in calls) else "calls"
-    if all(isinstance(part, (TextPart, ThinkingPart)) and not (isinstance(part, TextPart) and part.content) for part in response.parts):
+    if all(isinstance(part, (TextPart, ThinkingPart)) and not (isinstance(part, TextPart) and part.content.strip()) for part in response.parts):
         return "final" if _allows_none(output_type) and response.finish_reason != "length" else "empty"
     return "final"
 
