@@ -101,7 +101,7 @@ def _create(work: Work, new: NewRun, now: int) -> Program[Run | None]:
         took = yield from work.row("take_key", agent=run.agent, key=key, run_id=run.id, payload_hash=new.payload_hash, retention=retention, now=now)
         if took is None:
             return None
-    row = yield from work.row("add_run", **_columns(run, now))
+    row = yield from work.row("add_run", **_columns(new, run, now))
     if row is None:
         return None
     seq: int = row["seq"]
@@ -111,7 +111,7 @@ def _create(work: Work, new: NewRun, now: int) -> Program[Run | None]:
     return replace(run, seq=seq)
 
 
-def _columns(run: Run, now: int) -> dict[str, Any]:
+def _columns(new: NewRun, run: Run, now: int) -> dict[str, Any]:
     available = micros(run.available_at)
     assert available is not None
     return {
@@ -119,6 +119,8 @@ def _columns(run: Run, now: int) -> dict[str, Any]:
         "trigger_key": run.trigger.key, "parent_run": run.parent_run, "parent_wait": run.parent_wait, "forked": int(run.forked), "format": run.format,
         "usage": _rows.write_usage(run.usage), "created_at": now, "available_at": available, "due_at": available if available > now else None,
         "deadline": micros(run.deadline), "next_event": run.next_event,
+        "tail_base": -1 if new.checkpoint is None else new.checkpoint.base, "tail_idx": -1 if new.checkpoint is None else new.checkpoint.index,
+        "tail_length": 0 if new.checkpoint is None else len(new.checkpoint.append),
     }  # fmt: skip
 
 

@@ -77,7 +77,8 @@ def _long(work: Work, ask: Commit) -> Program[Committed]:
         run, commit_no=ask.commit_no, usage=ask.usage or run.usage, version=ask.version or run.version, updated_at=moment(draft.now),
         deaths=0 if ask.progress else run.deaths, format=run.format if ask.checkpoint is None else ask.checkpoint.format,
     )  # fmt: skip
-    found = _Found.of(work, ask, (yield from work.read(*_asked_first(ask))))
+    asked = _asked_first(ask)
+    found = _Found.of(work, ask, (yield from work.read(*asked)) if asked else ())
     yield from _write_history(draft, ask, found)
     for child in ask.children:
         yield from admit_at(work, replace(child, parent_run=run.id), draft.now)
@@ -118,25 +119,25 @@ def _not_applied(draft: Draft, ask: Commit, standing: _Standing) -> Program[Comm
 class _Found:
     """What a commit looks at besides the run's own row. It is asked for together with the lock.
 
-    `tails` are the newest checkpoints, `effects` those that the commit names, as they stand; `own_questions`: the run waits for the outcome of an effect of its own.
+    `effects` are those that the commit names, as they stand; `own_questions`: the run waits for the outcome of an effect of its own.
     """
 
-    tails: Rows
     own_questions: bool
     effects: tuple[Effect | None, ...]
 
     @classmethod
     def of(cls, work: Work, ask: Commit, answers: Sequence[Rows]) -> _Found:
-        tails, questions, *effects = answers
+        questions, *effects = answers or ((),)
         found = (_rows.read_effect(work, rows[0], ask.run_id) if rows else None for rows in effects)
-        return cls(tails, bool(questions), tuple(found))
+        return cls(bool(questions), tuple(found))
 
 
 def _asked_first(ask: Commit) -> list[Query]:
-    """The queries behind `_Found`; those that a commit without checkpoint or effects does not need ask for nothing."""
-    tails = Query("list_tails", {"id": ask.run_id}) if ask.checkpoint is not None else NOTHING
+    """The queries behind `_Found`: none for a commit without effects."""
+    if not ask.effects:
+        return []
     questions = Query("list_effect_questions", {"id": ask.run_id}) if any(_tells(write) for write in ask.effects) else NOTHING
-    return [tails, questions, *(_hold(write) for write in ask.effects)]
+    return [questions, *(_hold(write) for write in ask.effects)]
 
 
 def _hold(write: EffectWrite) -> Query:
@@ -152,7 +153,7 @@ def _tells(write: EffectWrite) -> bool:
 # ── what it writes ─────────────────────────────────────────────────────────────────────────────────────────
 def _write_history(draft: Draft, ask: Commit, found: _Found) -> Program[None]:
     if ask.checkpoint is not None:
-        _write_checkpoint(draft, ask.checkpoint, found.tails)
+        _write_checkpoint(draft, ask.checkpoint)
     generation: int = draft.row["generation"]
     for write, before in zip(ask.effects, found.effects, strict=True):
         if before is not None and answers.settled_for_ever(before, write):
@@ -163,18 +164,21 @@ def _write_history(draft: Draft, ask: Commit, found: _Found) -> Program[None]:
     draft.log(*ask.steps)
 
 
-def _write_checkpoint(draft: Draft, write: CheckpointWrite, tails: Rows) -> None:
+def _write_checkpoint(draft: Draft, write: CheckpointWrite) -> None:
     """Write what the checkpoint adds.
 
-    Lengths grow with the index, so the two newest checkpoints tell what a replacement may not touch. Messages that a longer version of this one left
-    behind are beyond every length, so nothing needs to be deleted.
+    The row knows the newest checkpoint and how much of it older ones share: a replacement may not touch that. Messages that a longer version of this one
+    left behind are beyond every length, so nothing needs to be deleted.
     """
-    same = [tail for tail in tails if tail["base"] == write.base]
-    stored: int = same[0]["length"] if same else 0
-    shared: int = max((tail["length"] for tail in same if tail["idx"] != write.index), default=0)
+    row = draft.row
+    same = write.base == row["tail_base"]
+    stored: int = row["tail_length"] if same else 0
+    shared: int = 0 if not same else row["tail_shared"] if write.index == row["tail_idx"] else stored
     if not shared <= write.keep <= stored:
         raise StoreError(f"Checkpoint {write.index} of run {draft.id} keeps {write.keep} of {stored} messages, which others share.")
-    put_checkpoint(draft.work, write, run=draft.seq, generation=draft.row["generation"], now=draft.now)
+    row["tail_base"], row["tail_idx"], row["tail_shared"] = write.base, write.index, shared
+    row["tail_length"] = write.keep + len(write.append)
+    put_checkpoint(draft.work, write, run=draft.seq, generation=row["generation"], now=draft.now)
 
 
 def _as_written(draft: Draft, write: EffectWrite, generation: int) -> Effect:

@@ -16,12 +16,19 @@ from perdure.stores._moves._program import CLOCK, Program, Query, Row, Work, mic
 _SAVED: Final = (
     "seq", "status", "head", "head_generation", "format", "version", "epoch", "claim_token", "commit_no", "first_event", "ended", "lease_owner",
     "lease_host", "lease_expires_at", "activity", "cancel_requested", "generation", "executions", "deaths", "settlement", "next_event", "next_step",
-    "usage", "finish_reason", "updated_at", "available_at", "due_at", "started_at", "finished_at", "deadline",
+    "tail_base", "tail_idx", "tail_length", "tail_shared", "usage", "finish_reason", "updated_at", "available_at", "due_at", "started_at", "finished_at", "deadline",
 )  # fmt: skip
 """What `save_run` writes: every column of `run` that may change."""
 
-_SAVED_BY_COMMIT: Final = ("seq", "commit_no", "first_event", "deaths", "next_event", "next_step", "usage", "format", "version", "updated_at")
+_SAVED_BY_COMMIT: Final = (
+    "seq", "commit_no", "first_event", "deaths", "next_event", "next_step", "tail_base", "tail_idx", "tail_length", "tail_shared", "usage", "format",
+    "version", "updated_at",
+)  # fmt: skip
 """What `save_commit` writes: enough for a commit that neither ends nor opens anything."""
+
+
+NO_TAIL: Final = {"tail_base": -1, "tail_idx": -1, "tail_length": 0, "tail_shared": 0}
+"""What the row says of the newest checkpoint of a generation that has none."""
 
 
 class Draft:
@@ -94,6 +101,8 @@ class Draft:
         row["lease_owner"], row["lease_expires_at"] = run.lease_owner, micros(run.lease_expires_at)
         row["activity"] = None if run.activity is None else dump(run.activity.to_json())
         row["cancel_requested"] = int(run.cancel_requested)
+        if row["generation"] != run.generation:
+            row.update(NO_TAIL)
         row["generation"], row["executions"], row["deaths"] = run.generation, run.executions, run.deaths
         row["settlement"] = run.settlement
         row["usage"] = _rows.write_usage(run.usage)

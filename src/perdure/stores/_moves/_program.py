@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from pydantic_core import to_json
+
 from perdure.core import codec as rule
 from perdure.core.codec import Codec
 from perdure.stores._protocol import Hint
@@ -104,8 +106,8 @@ class Work:
 
     # ── values ─────────────────────────────────────────────────────────────────────────────────────────────
     def seal(self, value: Any) -> bytes | None:
-        """JSON through the codec; None stays None, so that the column says "nothing"."""
-        return None if value is None else self.codec.encode(rule.dump(value).encode())
+        """JSON of a clean value through the codec; None stays None, so that the column says "nothing"."""
+        return None if value is None else self.codec.encode(to_json(value))
 
     def unseal(self, stored: bytes | None) -> Any:
         """What `seal` stored."""

@@ -122,7 +122,7 @@ def events(work: Work, run_id: str, after: int, limit: int) -> Program[Sequence[
 # ── lists ──────────────────────────────────────────────────────────────────────────────────────────────────
 def runs(work: Work, where: RunFilter) -> Program[Sequence[Run]]:
     """Newest first. One status of one agent is one range of an index; several are as many ranges, merged: so no list reads what it does not show."""
-    bounds = {"before": BASE_LIMIT if where.before is None else where.before, "since": micros(where.since) or 0, "limit": where.limit}
+    bounds = {"before": BASE_LIMIT if where.before is None else where.before, "limit": where.limit}
     rest = {"thread": where.thread, "parent": where.parent, "agent": where.agent}
     statuses = [status.value for status in where.status or RunStatus]
     if where.label is not None:
@@ -139,7 +139,9 @@ def runs(work: Work, where: RunFilter) -> Program[Sequence[Run]]:
     else:
         queries = [Query("list_runs", bounds)]
     answers = yield from work.read(*queries)
-    newest = sorted((row["seq"] for rows in answers for row in rows), reverse=True)[: where.limit]
+    # Runs are numbered as they are admitted, so those before `since` are the last ones of each range: they only shorten the list.
+    since = micros(where.since) or 0
+    newest = sorted((row["seq"] for rows in answers for row in rows if row["created_at"] >= since), reverse=True)[: where.limit]
     whole = yield from work.read(*(Query("get_run_at", {"seq": seq}) for seq in newest))
     return [_rows.read_run(work, rows[0]) for rows in whole if rows]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import fields
 from typing import Any, Final, NamedTuple, cast
 
@@ -69,7 +68,9 @@ _USAGE: Final = tuple(field.name for field in fields(Usage))
 
 def write_usage(usage: Usage) -> str:
     """Usage as a JSON list in the order of its fields: names are not stored with every step."""
-    return _usage_list(usage.to_json())
+    cost = "null" if usage.cost is None else f'"{usage.cost}"'
+    counts = ",".join(str(getattr(usage, name)) for name in _USAGE[:-1])
+    return f"[{counts},{cost}]"
 
 
 def read_usage(text: str) -> Usage:
@@ -78,9 +79,10 @@ def read_usage(text: str) -> Usage:
 
 
 def _usage_list(data: dict[str, Any]) -> str:
-    if data.keys() != set(_USAGE):
+    """A usage that comes as a dict. One with other names in it keeps them."""
+    if len(data) != len(_USAGE) or any(name not in data for name in _USAGE):
         return dump(data)
-    return json.dumps([data[name] for name in _USAGE], separators=(",", ":"))
+    return dump([data[name] for name in _USAGE])
 
 
 def _usage_dict(text: str | None) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from typing import Final, Literal, TypeVar
 from perdure.core.errors import ConfigurationError, NotADatabase, SchemaTooNew, StoreUnavailable
 from perdure.core.runtime import Runtime
 from perdure.stores._moves._files import load_migrations, load_queries
-from perdure.stores._moves._program import NOTHING, Program, Rows, Work, micros
+from perdure.stores._moves._program import CLOCK, NOTHING, Program, Rows, Work, micros
 from perdure.stores.sqlite._errors import is_busy, translate
 
 T = TypeVar("T")
@@ -38,6 +38,7 @@ class Connection:
 
     def __init__(self, path: Path, runtime: Runtime, *, synchronous: Synchronous = "FULL") -> None:
         self.path, self._runtime = path, runtime
+        self._offset: int | None = None
         if not path.parent.is_dir():
             raise ConfigurationError(
                 f"The folder {path.parent} does not exist, so {path.name} can't be created there. Make the folder, or name another path."
@@ -56,7 +57,6 @@ class Connection:
     def _prepare(self, synchronous: Synchronous) -> None:
         raw = self._raw
         raw.row_factory = sqlite3.Row
-        raw.create_function("machine_now", 0, lambda: micros(self._runtime.now()))
         # Asked for first: setting it again would need the file alone for a moment, which other processes would feel.
         if self.patiently(lambda: raw.execute("PRAGMA journal_mode").fetchone()[0]) != "wal":
             self._refuse_strangers()
@@ -78,12 +78,27 @@ class Connection:
         try:
             batch = next(program)
             while True:
-                answers: list[Rows] = [execute(QUERIES[name], params).fetchall() if name != NOTHING.name else () for name, params in batch]
+                answers: list[Rows] = []
+                for name, params in batch:
+                    if name == CLOCK.name:
+                        answers.append([{"now": self._clock()}])
+                    elif name == NOTHING.name:
+                        answers.append(())
+                    else:
+                        answers.append(execute(QUERIES[name], params).fetchall())
                 batch = program.send(answers)
         except StopIteration as stop:
             for name, params in work.finish():
                 execute(QUERIES[name], params)
             return stop.value
+
+    def _clock(self) -> int:
+        """The store's clock: the machine's, and what a test has added to it (read once in a transaction)."""
+        if self._offset is None:
+            [[self._offset]] = self._raw.execute(QUERIES["clock_offset"]).fetchall()
+        now = micros(self._runtime.now())
+        assert now is not None and self._offset is not None
+        return now + self._offset
 
     # ── transactions ───────────────────────────────────────────────────────────────────────────────────────
     def begin(self) -> None:
@@ -93,11 +108,13 @@ class Connection:
             sqlite3.OperationalError: Nobody let us have it within `BUSY_SECONDS_MAX`.
         """
         self.patiently(lambda: self._raw.execute("BEGIN IMMEDIATE"))
+        self._offset = None
 
     @contextmanager
     def snapshot(self) -> Generator[None, None, None]:
         """A read transaction: everything in it is seen as of one moment."""
         self.patiently(lambda: self._raw.execute("BEGIN"))
+        self._offset = None
         try:
             yield
         finally:

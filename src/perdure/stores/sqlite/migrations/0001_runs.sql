@@ -11,8 +11,12 @@ CREATE TABLE meta (
 INSERT INTO meta (name, value) VALUES ('clock_offset', 0);
 
 -- What every commit rewrites. Kept small on purpose: whatever may be long lives in `run_body`.
+-- epoch, claim_token, commit_no: the claim; they stay on the row until the next one, so that a repeated commit is told the truth.
+-- first_event, ended: what the last commit of this claim was told (0: this claim has not committed), and whether it ended the claim.
+-- tail_*: the newest checkpoint of this generation, and how many of its messages others share.
+-- due_at: `available_at` while it lies ahead; the claim clears it, so that runs for later are no obstacle on its way.
 CREATE TABLE run (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    seq INTEGER PRIMARY KEY,
     id TEXT NOT NULL UNIQUE,
     agent TEXT NOT NULL,
     status TEXT NOT NULL CHECK (status IN ('pending', 'running', 'waiting', 'interrupted', 'completed', 'failed', 'cancelled')),
@@ -27,11 +31,9 @@ CREATE TABLE run (
     head_generation INTEGER NOT NULL DEFAULT 0,
     format INTEGER NOT NULL,
     version TEXT,
-    -- the claim; it stays on the row until the next one, so that a repeated commit is told the truth
     epoch INTEGER NOT NULL DEFAULT 0,
     claim_token TEXT,
     commit_no INTEGER NOT NULL DEFAULT 0,
-    -- what the last commit of this claim was told, for its repetition: its first event (0: this claim has not committed), and whether it ended the claim
     first_event INTEGER NOT NULL DEFAULT 0,
     ended INTEGER NOT NULL DEFAULT 0,
     lease_owner TEXT,
@@ -39,19 +41,21 @@ CREATE TABLE run (
     lease_expires_at INTEGER,
     activity TEXT,
     cancel_requested INTEGER NOT NULL DEFAULT 0,
-    -- counters
     generation INTEGER NOT NULL DEFAULT 1,
     executions INTEGER NOT NULL DEFAULT 0,
     deaths INTEGER NOT NULL DEFAULT 0,
     settlement INTEGER NOT NULL DEFAULT 0,
     next_event INTEGER NOT NULL DEFAULT 1,
     next_step INTEGER NOT NULL DEFAULT 1,
+    tail_base INTEGER NOT NULL DEFAULT -1,
+    tail_idx INTEGER NOT NULL DEFAULT -1,
+    tail_length INTEGER NOT NULL DEFAULT 0,
+    tail_shared INTEGER NOT NULL DEFAULT 0,
     usage TEXT NOT NULL,
     finish_reason TEXT,
     created_at INTEGER NOT NULL,
     updated_at INTEGER NOT NULL,
     available_at INTEGER NOT NULL,
-    -- `available_at` while it lies ahead; the claim clears it, so that runs for later are no obstacle on its way
     due_at INTEGER,
     started_at INTEGER,
     finished_at INTEGER,
@@ -70,8 +74,6 @@ CREATE INDEX run_agent ON run (agent, status, seq);
 CREATE INDEX run_status ON run (status, seq);
 CREATE INDEX run_thread ON run (thread, seq) WHERE thread IS NOT NULL;
 CREATE INDEX run_parent ON run (parent_run, seq) WHERE parent_run IS NOT NULL;
-CREATE INDEX run_parent_wait ON run (parent_wait) WHERE parent_wait IS NOT NULL;
-CREATE INDEX run_created ON run (created_at);
 
 -- What is written at the ends of a run's life, however large.
 CREATE TABLE run_body (
@@ -89,7 +91,6 @@ CREATE TABLE label (
     run INTEGER NOT NULL,
     PRIMARY KEY (name, value, run)
 ) STRICT, WITHOUT ROWID;
-CREATE INDEX label_run ON label (run);
 
 -- What a trigger's key stands for. It outlives its run: `status` is the final one of a run that was pruned.
 CREATE TABLE trigger_key (
@@ -204,17 +205,15 @@ CREATE TABLE effect (
     settled_by TEXT,
     UNIQUE (run, generation, idx, position)
 ) STRICT;
-CREATE INDEX effect_of_claim ON effect (claim, seq) WHERE claim IS NOT NULL;
+CREATE INDEX effect_claim ON effect (claim, seq) WHERE claim IS NOT NULL;
 CREATE INDEX effect_open ON effect (state, seq) WHERE state IN ('planned', 'started', 'unknown');
--- E6: a business key that is started, unknown or done stands for one row, whoever asks.
-CREATE UNIQUE INDEX effect_claim ON effect (claim) WHERE claim IS NOT NULL AND state IN ('started', 'done', 'unknown');
 
+-- A question. commit_no: the commit that asked it (NULL: the store itself did); answered: its answer was there already; resolved_at: NULL while it is open.
 CREATE TABLE wait (
     seq INTEGER PRIMARY KEY,
     id TEXT NOT NULL UNIQUE,
     run INTEGER NOT NULL,
     generation INTEGER NOT NULL,
-    -- the commit that asked for it (NULL: the store itself did), and whether the answer was there already
     commit_no INTEGER,
     answered INTEGER NOT NULL DEFAULT 0,
     kind TEXT NOT NULL,
@@ -233,7 +232,6 @@ CREATE TABLE wait (
     warn_at INTEGER,
     data BLOB,
     created_at INTEGER NOT NULL,
-    -- NULL while open
     resolved_at INTEGER,
     resolution BLOB,
     votes BLOB,
@@ -243,7 +241,6 @@ CREATE TABLE wait (
     notify_tries INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 CREATE INDEX wait_run ON wait (run, generation);
-CREATE INDEX wait_run_open ON wait (run) WHERE resolved_at IS NULL;
 CREATE INDEX wait_open ON wait (seq) WHERE resolved_at IS NULL;
 CREATE UNIQUE INDEX wait_question ON wait (run, generation, question) WHERE resolved_at IS NULL;
 CREATE INDEX wait_expiry ON wait (expires_at) WHERE resolved_at IS NULL AND expires_at IS NOT NULL;
@@ -252,10 +249,10 @@ CREATE INDEX wait_effect ON wait (effect_key) WHERE resolved_at IS NULL AND effe
 
 -- Single-use secrets of approval links, hashed; void once their row is resolved.
 CREATE TABLE wait_token (
-    hash TEXT PRIMARY KEY,
-    wait INTEGER NOT NULL
+    wait INTEGER NOT NULL,
+    hash TEXT NOT NULL,
+    PRIMARY KEY (wait, hash)
 ) STRICT, WITHOUT ROWID;
-CREATE INDEX wait_token_wait ON wait_token (wait);
 
 -- The inbox. `taken` is the generation that used the signal up (0: none yet); a later generation may take it again.
 CREATE TABLE signal (
@@ -266,8 +263,7 @@ CREATE TABLE signal (
     payload BLOB,
     at INTEGER NOT NULL,
     taken INTEGER NOT NULL DEFAULT 0,
-    PRIMARY KEY (run, seq),
-    UNIQUE (run, id)
+    PRIMARY KEY (run, id)
 ) STRICT, WITHOUT ROWID;
 
 -- Bytes by content, stored once.

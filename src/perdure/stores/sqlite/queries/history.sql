@@ -55,8 +55,3 @@ SELECT count(*) AS count FROM step WHERE run = :run AND generation = :generation
 -- name: list_recent_calls
 -- The last model calls of a generation, newest first.
 SELECT * FROM step WHERE run = :run AND generation = :generation AND kind = 'llm' ORDER BY seq DESC LIMIT :limit
-
--- name: list_tails
--- The two newest checkpoints of the current generation: what a new one may keep and replace.
-SELECT c.idx, c.base, c.length FROM checkpoint c JOIN run r ON r.seq = c.run AND r.generation = c.generation
-WHERE r.id = :id ORDER BY c.idx DESC LIMIT 2

@@ -3,43 +3,35 @@
 SELECT 1 AS found FROM run WHERE id = :id
 
 -- name: list_runs
--- All runs, newest first. `since` is turned into a number first: runs are numbered in the order of their admission.
-SELECT seq FROM run
-WHERE seq < :before AND seq >= coalesce((SELECT seq FROM run WHERE created_at >= :since ORDER BY created_at LIMIT 1), 9e18) AND created_at >= :since
-ORDER BY seq DESC LIMIT :limit
+-- All runs, newest first.
+SELECT seq, created_at FROM run WHERE seq < :before ORDER BY seq DESC LIMIT :limit
 
 -- name: list_runs_of_status
 -- One status, newest first.
-SELECT seq FROM run
-WHERE status = :status AND seq < :before
-    AND seq >= coalesce((SELECT seq FROM run WHERE created_at >= :since ORDER BY created_at LIMIT 1), 9e18) AND created_at >= :since
-ORDER BY seq DESC LIMIT :limit
+SELECT seq, created_at FROM run WHERE status = :status AND seq < :before ORDER BY seq DESC LIMIT :limit
 
 -- name: list_runs_of_agent
 -- One status of one agent, newest first.
-SELECT seq FROM run
-WHERE agent = :agent AND status = :status AND seq < :before
-    AND seq >= coalesce((SELECT seq FROM run WHERE created_at >= :since ORDER BY created_at LIMIT 1), 9e18) AND created_at >= :since
-ORDER BY seq DESC LIMIT :limit
+SELECT seq, created_at FROM run WHERE agent = :agent AND status = :status AND seq < :before ORDER BY seq DESC LIMIT :limit
 
 -- name: list_runs_of_thread
 -- One conversation, newest first.
-SELECT seq FROM run
-WHERE thread = :thread AND seq < :before AND created_at >= :since AND status IN (SELECT value FROM json_each(:statuses))
+SELECT seq, created_at FROM run
+WHERE thread = :thread AND seq < :before AND status IN (SELECT value FROM json_each(:statuses))
     AND (:agent IS NULL OR agent = :agent) AND (:parent IS NULL OR parent_run = :parent)
 ORDER BY seq DESC LIMIT :limit
 
 -- name: list_runs_of_parent
 -- The children and forks of one run, newest first.
-SELECT seq FROM run
-WHERE parent_run = :parent AND seq < :before AND created_at >= :since AND status IN (SELECT value FROM json_each(:statuses))
+SELECT seq, created_at FROM run
+WHERE parent_run = :parent AND seq < :before AND status IN (SELECT value FROM json_each(:statuses))
     AND (:agent IS NULL OR agent = :agent)
 ORDER BY seq DESC LIMIT :limit
 
 -- name: list_runs_of_label
 -- One label, newest first.
-SELECT r.seq FROM label l JOIN run r ON r.seq = l.run
-WHERE l.name = :name AND l.value = :value AND l.run < :before AND r.created_at >= :since AND r.status IN (SELECT value FROM json_each(:statuses))
+SELECT r.seq, r.created_at FROM label l JOIN run r ON r.seq = l.run
+WHERE l.name = :name AND l.value = :value AND l.run < :before AND r.status IN (SELECT value FROM json_each(:statuses))
     AND (:agent IS NULL OR r.agent = :agent) AND (:thread IS NULL OR r.thread = :thread) AND (:parent IS NULL OR r.parent_run = :parent)
 ORDER BY l.run DESC LIMIT :limit
 

@@ -1,14 +1,17 @@
--- name: clock
--- The store's clock: the machine's, and what a test has added to it.
-SELECT machine_now() + value AS now FROM meta WHERE name = 'clock_offset'
+-- name: clock_offset
+-- What a test has added to the machine's clock.
+SELECT value FROM meta WHERE name = 'clock_offset'
 
 -- name: move_clock
 -- Tests move the clock of every process on this file at once.
 UPDATE meta SET value = value + :micros WHERE name = 'clock_offset'
 
 -- name: lock_run
--- The short columns of a run. The write lock is the transaction's.
-SELECT * FROM run WHERE id = :id
+-- What a commit that ends and opens nothing must know of its run. The write lock is the transaction's.
+SELECT
+    id, seq, status, epoch, claim_token, commit_no, first_event, ended, lease_owner, cancel_requested, generation, deaths, next_event, next_step,
+    tail_base, tail_idx, tail_length, tail_shared, usage, format, version
+FROM run WHERE id = :id
 
 -- name: lock_whole_run
 -- A run with what it was given and what it answered.
@@ -33,15 +36,16 @@ UPDATE run SET
     status = :status, head = :head, head_generation = :head_generation, format = :format, version = :version, epoch = :epoch, claim_token = :claim_token, commit_no = :commit_no,
     first_event = :first_event, ended = :ended, lease_owner = :lease_owner, lease_host = :lease_host, lease_expires_at = :lease_expires_at, activity = :activity,
     cancel_requested = :cancel_requested, generation = :generation, executions = :executions, deaths = :deaths, settlement = :settlement,
-    next_event = :next_event, next_step = :next_step, usage = :usage, finish_reason = :finish_reason, updated_at = :updated_at,
+    next_event = :next_event, next_step = :next_step, tail_base = :tail_base, tail_idx = :tail_idx, tail_length = :tail_length,
+    tail_shared = :tail_shared, usage = :usage, finish_reason = :finish_reason, updated_at = :updated_at,
     available_at = :available_at, due_at = :due_at, started_at = :started_at, finished_at = :finished_at, deadline = :deadline
 WHERE seq = :seq
 
 -- name: save_commit
 -- What a commit that ends nothing changes on its run.
 UPDATE run SET
-    commit_no = :commit_no, first_event = :first_event, deaths = :deaths, next_event = :next_event, next_step = :next_step, usage = :usage,
-    format = :format, version = :version, updated_at = :updated_at
+    commit_no = :commit_no, first_event = :first_event, deaths = :deaths, next_event = :next_event, next_step = :next_step, tail_base = :tail_base,
+    tail_idx = :tail_idx, tail_length = :tail_length, tail_shared = :tail_shared, usage = :usage, format = :format, version = :version, updated_at = :updated_at
 WHERE seq = :seq
 
 -- name: save_body
@@ -53,10 +57,10 @@ UPDATE run_body SET budget = :budget, output = :output, error = :error WHERE run
 INSERT INTO run (
     id, agent, status, priority, concurrency_key, thread, trigger_key, parent_run, parent_wait, forked, format, usage, created_at, updated_at,
    
-    available_at, due_at, deadline, next_event
+    available_at, due_at, deadline, next_event, tail_base, tail_idx, tail_length
 ) VALUES (
     :id, :agent, :status, :priority, :concurrency_key, :thread, :trigger_key, :parent_run, :parent_wait, :forked, :format, :usage, :created_at, :created_at,
-    :available_at, :due_at, :deadline, :next_event
+    :available_at, :due_at, :deadline, :next_event, :tail_base, :tail_idx, :tail_length
 ) ON CONFLICT (id) DO NOTHING RETURNING seq
 
 -- name: add_body

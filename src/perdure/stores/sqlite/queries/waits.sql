@@ -59,7 +59,7 @@ WHERE w.effect_key = :key AND w.resolved_at IS NULL AND w.kind = 'effect' AND w.
 -- name: hold_child
 -- The run that a wait row names, or that names the wait row. It can't settle before this transaction ends.
 SELECT r.*, b.trigger, b.budget, b.labels, b.output, b.error FROM run r JOIN run_body b ON b.run = r.seq
-WHERE r.id = coalesce((SELECT id FROM run WHERE id = :id), (SELECT id FROM run WHERE parent_wait = :wait_id LIMIT 1))
+WHERE r.id = coalesce((SELECT id FROM run WHERE id = :id), (SELECT id FROM run WHERE parent_run = :run_id AND parent_wait = :wait_id LIMIT 1))
 
 -- name: list_tokens
 -- Hashes of the secrets that were sent for a row.
