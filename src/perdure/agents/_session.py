@@ -185,7 +185,7 @@ class AgentSession:
 
     async def _open(self) -> None:
         history, stored = self.history, None
-        if history and isinstance(last := history[-1], ModelResponse):
+        if self.prompt is None and history and isinstance(last := history[-1], ModelResponse):
             # Pydantic AI is handed the request before it and gets the response in place of a model call: one way for every ending.
             history, stored = history[:-1], last
         await self._files.fetch(self.history)
@@ -207,8 +207,7 @@ class AgentSession:
         if prompt is not None:
             await self._begun(run, node)
             return
-        self._live = list(history)
-        self._accepted = (replayed, stored) if replayed is not None and stored is not None else None
+        self._live = [*history, *([replayed] if replayed is not None else [])]
         standing = [node.request] if isinstance(node, ModelRequestNode) and stored is None else []
         await self._follow([*run.all_messages(), *standing])
 

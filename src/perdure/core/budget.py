@@ -47,7 +47,8 @@ class Usage:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Usage:
         cost = data.get("cost")
-        return cls(**{**data, "cost": None if cost is None else Decimal(cost)})
+        fields: dict[str, Any] = {**data, "cost": None if cost is None else Decimal(cost)}
+        return cls(**fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,4 +120,5 @@ class Budget:
     def from_json(cls, data: dict[str, Any]) -> Budget:
         seconds = {name: None if data.get(name) is None else timedelta(seconds=data[name]) for name in ("timeout", "deadline")}
         cost = data.get("max_cost")
-        return cls(**{**data, **seconds, "max_cost": None if cost is None else Decimal(cost)})
+        fields: dict[str, Any] = {**data, **seconds, "max_cost": None if cost is None else Decimal(cost)}
+        return cls(**fields)

@@ -36,7 +36,7 @@ class NewRun:
     payload_hash: str
     budget: Budget = Budget()
     priority: int = 0
-    labels: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict[str, str])
     delay: timedelta | None = None
     parent_run: str | None = None
     parent_wait: str | None = None

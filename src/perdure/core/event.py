@@ -21,7 +21,7 @@ class EventWrite:
     """An event to add; the store numbers it and stamps it."""
 
     type: str
-    data: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,7 +118,7 @@ class RunError:
 
     code: str
     message: str
-    details: dict[str, Any] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def to_json(self) -> dict[str, Any]:
         return {"code": self.code, "message": self.message, "details": self.details}
@@ -167,7 +167,7 @@ class Run:
     parent_run: str | None = None
     parent_wait: str | None = None
     priority: int = 0
-    labels: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict[str, str])
     epoch: int = 0
     claim_token: str | None = None
     commit_no: int = 0

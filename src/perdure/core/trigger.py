@@ -65,4 +65,5 @@ class TriggerEnvelope:
     def from_json(cls, data: dict[str, Any]) -> TriggerEnvelope:
         received = data.get("received_at")
         attachments = tuple(Attachment(**each) for each in data.get("attachments") or ())
-        return cls(**{**data, "attachments": attachments, "received_at": datetime.fromisoformat(received) if received else None})
+        fields: dict[str, Any] = {**data, "attachments": attachments, "received_at": datetime.fromisoformat(received) if received else None}
+        return cls(**fields)

@@ -54,7 +54,8 @@ class Resolution:
         if data is None:
             return None
         at = data.get("at")
-        return cls(**{**data, "kind": ResolutionKind(data["kind"]), "at": datetime.fromisoformat(at) if at else None})
+        fields: dict[str, Any] = {**data, "kind": ResolutionKind(data["kind"]), "at": datetime.fromisoformat(at) if at else None}
+        return cls(**fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ class WaitWrite:
     expires_at: datetime | None = None
     on_expiry: OnExpiry = "deny"
     warn_at: datetime | None = None
-    data: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)

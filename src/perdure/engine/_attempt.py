@@ -65,6 +65,7 @@ class AgentJob:
         self._unsaved: Reply | None = None
         """A response that no commit carries yet."""
         self._desk: ToolDesk | None = None
+        self._step_clock: asyncio.Task[None] | None = None
 
     # ── the column ─────────────────────────────────────────────────────────────────────────────────────────
     async def run(self) -> Write:
@@ -85,6 +86,8 @@ class AgentJob:
             return rest.write
         except Exception as error:
             return self._failed(error)
+        finally:
+            self._stop_step_clock()
 
     async def wind_down(self, grace: timedelta) -> Write:
         """Let effects in flight be recorded; hand over the answers that no commit carries yet."""
@@ -169,6 +172,7 @@ class AgentJob:
         self._go_on()
         self._index += 1
         self._desk = None
+        self._start_step_clock()
         reply = await self._call_model(session)
         if isinstance(reply, Write):
             return reply
@@ -266,6 +270,8 @@ class AgentJob:
         """Run the calls of the response, or process its output."""
         calls = self._unsaved.calls if self._unsaved is not None else await session.calls()
         self._desk = self._open_desk(calls)
+        if self._step_clock is None:
+            self._start_step_clock()
         outcome = await session.answer()
         if isinstance(outcome, Finished):
             return self._finish(session, outcome)
@@ -483,6 +489,21 @@ class AgentJob:
     def _go_on(self) -> None:
         if self._execution.stop.reason is not None:
             raise Stopped
+
+    def _start_step_clock(self) -> None:
+        """Give the step that begins its time (X12): renewals say that a worker lives, not that its step moves."""
+        self._stop_step_clock()
+        if self._agent.step_timeout is not None:
+            self._step_clock = self._runtime.spawn(self._end_step_after(self._agent.step_timeout), name="step clock")
+
+    def _stop_step_clock(self) -> None:
+        if self._step_clock is not None:
+            self._step_clock.cancel()
+            self._step_clock = None
+
+    async def _end_step_after(self, limit: timedelta) -> None:
+        await self._runtime.sleep(limit.total_seconds())
+        self._execution.abort("step_timeout")
 
     async def _pause(self, seconds: float) -> None:
         """Sleep, unless the execution is told to stop."""

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import logging
 import mimetypes
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from decimal import Decimal
@@ -244,7 +244,7 @@ class Engine:
             await self.store.__aexit__(*exc)
 
     @asynccontextmanager
-    async def lifespan(self, _app: Any = None) -> AsyncIterator[None]:
+    async def lifespan(self, _app: Any = None) -> AsyncGenerator[None]:
         """For frameworks that take a lifespan: `FastAPI(lifespan=engine.lifespan)`."""
         async with self:
             yield

@@ -162,6 +162,11 @@ class DurableAgent(Generic[In, Out]):
     def name(self) -> str:
         return self._agent.name
 
+    @property
+    def kind(self) -> AgentType:
+        """What was registered: the same value may be registered with any number of engines."""
+        return self._agent
+
     async def start(
         self,
         input: In,

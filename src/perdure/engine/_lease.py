@@ -13,7 +13,7 @@ from datetime import timedelta
 from perdure.core.errors import StoreError
 from perdure.core.limits import LEASE_MARGIN, RENEWALS_PER_LEASE
 from perdure.core.runtime import Runtime, Side
-from perdure.engine._execution import Execution
+from perdure.engine._execution import AbortReason, Execution
 from perdure.stores import Store
 
 logger = logging.getLogger("perdure")
@@ -79,7 +79,7 @@ class LeaseKeeper:
                 elif self._held.get(answer.run_id) is execution:
                     self._tell(execution, "lease_lost")
 
-    def _tell(self, execution: Execution, reason: str) -> None:
+    def _tell(self, execution: Execution, reason: AbortReason) -> None:
         try:
             self._loop.call_soon_threadsafe(execution.abort, reason)
         except RuntimeError:

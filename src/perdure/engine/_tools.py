@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -249,7 +249,7 @@ class ToolDesk:
                     return outcome.replay()
 
     @asynccontextmanager
-    async def _effect_turn(self, call: Call, rule: EffectRule) -> AsyncIterator[None]:
+    async def _effect_turn(self, call: Call, rule: EffectRule) -> AsyncGenerator[None]:
         if rule.independent:
             yield
             return

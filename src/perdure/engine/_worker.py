@@ -55,7 +55,7 @@ class Env:
     tick: timedelta = TICK
     on_swept: Callable[[Swept], Awaitable[None]] | None = None
     on_ended: Callable[[Run], None] | None = None
-    extra_ticks: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
+    extra_ticks: list[Callable[[], Awaitable[None]]] = field(default_factory=list[Callable[[], Awaitable[None]]])
 
 
 class Worker:

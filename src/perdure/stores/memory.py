@@ -50,7 +50,7 @@ from perdure.core.commit import (
 from perdure.core.effect import Effect, EffectState, EffectWrite
 from perdure.core.errors import ArtifactNotFoundError, Conflict, EffectNotFoundError, RunNotFoundError, StoreError, WaitNotFoundError
 from perdure.core.event import Delta, Event, EventWrite, Reset
-from perdure.core.limits import KEY_RETENTION, SIGNALS_MAX
+from perdure.core.limits import KEY_RETENTION, RECENT_STEPS, SIGNALS_MAX
 from perdure.core.run import Run, RunError, RunStatus, rest, settled_as
 from perdure.core.runtime import RealRuntime, Runtime
 from perdure.core.step import Step, StepWrite
@@ -110,6 +110,7 @@ class MemoryStore:
         self._runtime = runtime or RealRuntime()
         self.offset = timedelta(0)
         self._lock = Lock()
+        self._instant: datetime | None = None
         self._rows: dict[str, _Row] = {}
         self._keys: dict[tuple[str, str], str] = {}
         self._claims: dict[str, str] = {}
@@ -581,7 +582,7 @@ class MemoryStore:
 
     def _sweep_waits(self, request: SweepRequest, now: datetime) -> tuple[tuple[str, ...], tuple[str, ...]]:
         ended = [wait for wait in self._all_open() if self._expires(wait) and answers.due(wait.row, now)]
-        ended.sort(key=lambda wait: (cast(datetime, wait.row.expires_at), wait.id))
+        ended.sort(key=lambda wait: cast(datetime, wait.row.expires_at))
         expired: list[str] = []
         woken: list[str] = []
         for wait in ended[: request.limit]:
@@ -704,7 +705,11 @@ class MemoryStore:
             steps = tuple(step for step in row.steps if step.generation == run.generation and step.row.index == at)
             earlier = [effect for effect in row.effects.values() if effect.generation < run.generation]
             held = [effect for ancestor in self._fork_ancestors(run) for effect in ancestor.effects.values()] + earlier
-            return copied(Loaded(run, checkpoint, steps, tuple(row.current_effects()), tuple(held), tuple(row.current_waits())))
+            calls = [step for step in row.steps if step.generation == run.generation and step.kind == "llm"]
+            good = sum(step.row.error is None for step in calls)
+            recent = tuple(calls[-RECENT_STEPS:])
+            waits = tuple(row.current_waits())
+            return copied(Loaded(run, checkpoint, steps, tuple(row.current_effects()), tuple(held), waits, model_calls=good, recent=recent))
 
     def _fork_ancestors(self, run: Run) -> list[_Row]:
         """The runs that this one goes back to by forks, oldest first."""
@@ -818,16 +823,19 @@ class MemoryStore:
     def _write(self) -> Generator[None]:
         """One transaction: others wait, and hints are given only after the write."""
         with self._lock:
+            self._instant = self._runtime.now() + self.offset
             try:
                 yield
             finally:
                 news = list(self._news)
                 self._news.clear()
+                self._instant = None
         self._publish(news)
 
     # ── small parts ────────────────────────────────────────────────────────────────────────────────────────
     def _now(self) -> datetime:
-        return self._runtime.now() + self.offset
+        """The moment of this transaction: one for all that it writes."""
+        return self._instant or self._runtime.now() + self.offset
 
     def _row(self, run_id: str) -> _Row:
         row = self._rows.get(run_id)

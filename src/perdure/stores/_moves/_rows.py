@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any, Final, NamedTuple, cast
 
+from pydantic_core import to_json
+
 from perdure.core.artifact import Artifact
 from perdure.core.budget import Budget, Usage
 from perdure.core.checkpoint import Checkpoint
@@ -82,7 +84,7 @@ def _usage_list(data: dict[str, Any]) -> str:
     """A usage that comes as a dict. One with other names in it keeps them."""
     if len(data) != len(_USAGE) or any(name not in data for name in _USAGE):
         return dump(data)
-    return dump([data[name] for name in _USAGE])
+    return to_json([data[name] for name in _USAGE]).decode()
 
 
 def _usage_dict(text: str | None) -> dict[str, Any] | None:

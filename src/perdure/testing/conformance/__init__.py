@@ -8,7 +8,12 @@
 Needs pytest; `StoreMachine` needs hypothesis too.
 """
 
+from typing import TYPE_CHECKING, Any
+
 import pytest
+
+if TYPE_CHECKING:
+    from perdure.testing.conformance._machine import StoreMachine
 
 for _module in ("admit", "bench", "checkpoints", "claims", "commits", "effects", "reads", "runs", "values", "waits"):
     pytest.register_assert_rewrite(f"{__name__}._{_module}")
@@ -74,7 +79,17 @@ __all__ = [
     "SignalConformance",
     "SizedKit",
     "StoreConformance",
+    "StoreMachine",
     "SweepConformance",
     "ValueConformance",
     "WaitConformance",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded when it is asked for, because only it needs hypothesis.
+    if name != "StoreMachine":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from perdure.testing.conformance._machine import StoreMachine
+
+    return StoreMachine

@@ -15,6 +15,11 @@ from pydantic_ai.messages import (
 )
 
 
+def responses(messages: Sequence[ModelMessage]) -> int:
+    """How many responses a history holds: the place that the next one takes, from 0."""
+    return sum(isinstance(each, ModelResponse) for each in messages)
+
+
 def refused(messages: Sequence[ModelMessage], *, to_send: bool) -> list[str]:
     """Why a strict provider would refuse this history: nothing means that it would not.
 

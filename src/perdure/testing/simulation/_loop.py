@@ -84,6 +84,8 @@ class Replica:
         """Dies as soon as the callback that runs comes to its next pause."""
         self.steps = 0
         """Callbacks run so far."""
+        self.woke_at: float | None = None
+        """When the last pause of the process or of one of its threads ended, or will end."""
         self.strands: list[Strand] = []
         self.grave: list[SimHandle] = []
         self.signals: dict[int, SimHandle] = {}
@@ -113,8 +115,9 @@ class Replica:
 
     def pause(self, seconds: float) -> None:
         """Stop as under SIGSTOP; goes on after `seconds`. Timers that come due meanwhile fire then."""
+        self.woke_at = self._loop.time() + seconds
         for strand in self.strands:
-            strand.paused_until = max(strand.paused_until, self._loop.time() + seconds)
+            strand.paused_until = max(strand.paused_until, self.woke_at)
 
     def signal(self, number: int) -> bool:
         """Deliver a signal to the handler that the process set; False where it set none."""
@@ -454,8 +457,6 @@ class SimLoop(asyncio.AbstractEventLoop):
             return
         error = context.get("exception")
         self.errors.append(f"{context.get('message')}" + (f": {error!r}" if error is not None else ""))
-        if error is not None:
-            logging.getLogger("perdure").error("in the simulation: %s", context.get("message"), exc_info=error)
 
     def set_exception_handler(self, handler: Any) -> None:
         pass  # everything goes to `errors`

@@ -102,7 +102,8 @@ async def block(seconds: float) -> None:
     strand = current_strand()
     if strand is None:
         raise RuntimeError("block() stands for a blocking call inside a simulation; there is none here.")
-    strand.paused_until = max(strand.paused_until, asyncio.get_running_loop().time() + seconds)
+    strand.replica.woke_at = asyncio.get_running_loop().time() + seconds
+    strand.paused_until = max(strand.paused_until, strand.replica.woke_at)
     await asyncio.sleep(0)
 
 

@@ -1,0 +1,368 @@
+"""Kill your own agent everywhere, and see what is left.
+
+    def test_refund_survives(crash_everywhere):
+        report = crash_everywhere(triage, script=[call("refund", order="o1", cents=900), say("done")], input=Email(...))
+        assert report.effects == {"refund": 1} and report.unfinished == []
+
+One run is carried through without faults, to count its store calls and its event-loop callbacks. Then one simulation for each of them: the process dies
+there, without unwinding, as under `kill -9`; another one is started; virtual time passes the lease; the run has to finish as it did undisturbed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final, Literal, cast
+
+from perdure.core.errors import RunCancelled, RunFailed
+from perdure.core.run import Run, RunStatus
+from perdure.engine import DurableAgent, Engine, Request
+from perdure.stores import Store
+from perdure.testing.models import Script
+from perdure.testing.simulation._loop import Deadlock, Livelock, SimHandle, Strand
+from perdure.testing.simulation._port import CallFault, CallFaultKind, NoFaults
+from perdure.testing.simulation._runtime import SimRuntime
+from perdure.testing.simulation._stage import Actor, Part, Stage
+
+Points = Literal["calls", "callbacks", "all"]
+StoreName = Literal["memory", "sqlite"]
+Answer = Callable[[Request], Awaitable[Any]]
+
+CALL_KINDS: Final[tuple[CallFaultKind, ...]] = ("crash_before", "reply_lost", "crash_after")
+PATIENCE: Final = timedelta(hours=6)
+"""Virtual time that a run may take to finish, crash, lease and waits for people included."""
+WORLD_SECONDS: Final = 0.5
+"""How often the world looks: after a dead process, after open requests."""
+KEY: Final = "crash-everywhere"
+COLLECT_EVERY: Final = 25
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Where the process dies: at store call number `at`, in one of three ways, or before callback number `at`."""
+
+    kind: CallFaultKind | Literal["callback"]
+    at: int
+    what: str = ""
+
+    def __str__(self) -> str:
+        if self.kind == "callback":
+            return f"before callback {self.at}"
+        return f"store call {self.at} ({self.what}): {self.kind.replace('_', ' ')}"
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one simulation came to. `status` is the run's, or why there is none."""
+
+    point: Point | None
+    status: str
+    died: bool = False
+    output: Any = None
+    usage: Any = None
+    rows: tuple[int, int] = (0, 0)
+    """Model steps and tool steps that are stored."""
+    calls: list[str] = field(default_factory=list[str])
+    callbacks: int = 0
+    model_calls_repeated: int = 0
+    effects: dict[str, int] = field(default_factory=dict[str, int])
+    refused: list[str] = field(default_factory=list[str])
+    violations: list[str] = field(default_factory=list[str])
+
+
+@dataclass
+class CrashReport:
+    """What became of one agent that was killed everywhere.
+
+    Attributes:
+        points: Places where it was killed.
+        finished: Runs that ended as the undisturbed one did: same status, output, usage, steps. Equals `points` when all is well.
+        unfinished: The others, each with its place and what it came to.
+        effects: How often each effect tool was performed at most in one simulation; performances under one key of a tool declared `retry` count once.
+        model_calls_repeated: Model calls that had to be made again, over all simulations.
+        model_calls_repeated_most: The same in the worst simulation: 1 is the promise.
+        refused: Histories sent to the model that a strict provider would refuse.
+        violations: Other promises that were broken, as the simulator's checkers tell it.
+        calls, callbacks: What the undisturbed run took.
+    """
+
+    agent: str
+    store: str
+    points: int = 0
+    finished: int = 0
+    unfinished: list[str] = field(default_factory=list[str])
+    effects: dict[str, int] = field(default_factory=dict[str, int])
+    model_calls_repeated: int = 0
+    model_calls_repeated_most: int = 0
+    refused: list[str] = field(default_factory=list[str])
+    violations: list[str] = field(default_factory=list[str])
+    calls: int = 0
+    callbacks: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """Whether every promise held at every point. (How often an effect may happen is for the caller to say.)"""
+        return self.finished == self.points and self.model_calls_repeated_most <= 1 and not self.refused and not self.violations
+
+    def __str__(self) -> str:
+        head = (
+            f"{self.agent} on {self.store}: {self.points} points ({self.calls} store calls x {len(CALL_KINDS)}, {self.callbacks} callbacks), {self.finished} runs finished, "
+            f"{self.model_calls_repeated} model calls repeated (at most {self.model_calls_repeated_most} in one run), {len(self.refused)} histories refused"
+        )
+        if self.effects:
+            head += ", effects at most " + ", ".join(f"{name} {count}" for name, count in sorted(self.effects.items()))
+        return "\n  ".join([head, *self.unfinished[:10], *self.violations[:10], *self.refused[:10]])
+
+
+def crash_everywhere(
+    agent: DurableAgent[Any, Any],
+    *,
+    script: Script,
+    input: Any,
+    store: StoreName = "memory",
+    points: Points = "calls",
+    answer: Answer | None = None,
+    processes: int = 1,
+    progress: Callable[[int, int], None] | None = None,
+    **options: Any,
+) -> CrashReport:
+    """Kill an agent at every store call (before, after it was applied with the reply lost, after the reply), and report what became of its run.
+
+    Args:
+        agent: A registered agent. Its own model is not asked: `script` is told in its place. Tools and deps are yours, and run.
+        script: What the model says.
+        input: The payload of the run.
+        store: Where runs are kept meanwhile.
+        points: `calls`, `callbacks` (every callback of the event loop: many more), or `all`.
+        answer: What people do with an open request. By default they approve, top up, and say the truth about effects of unknown outcome.
+        processes: Simulations at once, each in a process of its own.
+        progress: Called with (done, all) as it goes.
+        options: For the engines (`lease=…`, `deaths_max=…`).
+
+    Raises:
+        AssertionError: The agent does not complete even undisturbed.
+    """
+    lab = Laboratory(Part(agent, script), input, store, answer, options)
+    calm = lab.simulate(None)
+    if calm.status != RunStatus.COMPLETED or calm.refused or calm.violations:
+        raise AssertionError(f"Undisturbed, the run of {agent.name!r} came to {calm.status}: {[*calm.violations, *calm.refused]}")
+    report = CrashReport(agent.name, store, calls=len(calm.calls), callbacks=calm.callbacks)
+    report.effects = dict(calm.effects)
+    todo = list(_points(calm, points))
+    for done, outcome in enumerate(lab.all_of(todo, processes), start=1):
+        _enter(report, calm, outcome)
+        if progress is not None:
+            progress(done, len(todo))
+    return report
+
+
+def _points(calm: Outcome, points: Points) -> Iterator[Point]:
+    if points != "callbacks":
+        for at, verb in enumerate(calm.calls, start=1):
+            for kind in CALL_KINDS:
+                yield Point(kind, at, verb)
+    if points != "calls":
+        for at in range(1, calm.callbacks + 1):
+            yield Point("callback", at)
+
+
+def _enter(report: CrashReport, calm: Outcome, outcome: Outcome) -> None:
+    """Add one simulation to the report."""
+    report.points += 1
+    different = [
+        f"{name} {mine!r} instead of {due!r}"
+        for name, mine, due in (
+            ("status", outcome.status, calm.status),
+            ("output", outcome.output, calm.output),
+            ("usage", outcome.usage, calm.usage),
+            ("model and tool steps", outcome.rows, calm.rows),
+        )
+        if mine != due
+    ]
+    if not outcome.died:
+        different.append("the process did not die")
+    if different:
+        report.unfinished.append(f"{outcome.point}: {', '.join(different)}")
+    else:
+        report.finished += 1
+    report.model_calls_repeated += outcome.model_calls_repeated
+    report.model_calls_repeated_most = max(report.model_calls_repeated_most, outcome.model_calls_repeated)
+    report.refused += [f"{outcome.point}: {each}" for each in outcome.refused]
+    report.violations += [f"{outcome.point}: {each}" for each in outcome.violations]
+    for name, count in outcome.effects.items():
+        report.effects[name] = max(report.effects.get(name, 0), count)
+
+
+class Laboratory:
+    """Simulates one run of one agent, again and again."""
+
+    def __init__(self, part: Part, input: Any, store: StoreName, answer: Answer | None, options: Mapping[str, Any]) -> None:
+        self.part, self.input, self.store, self.answer, self.options = part, input, store, answer, options
+        self.results: dict[str, Any] = {}
+        """What each tool came to in the undisturbed run: what honest people say that it did."""
+
+    def repeatable(self, tool: str) -> bool:
+        """Whether the tool may be performed again under its key, as it declared."""
+        rule = self.part.kind.policy(tool, {}).effect
+        return rule is not None and rule.unknown == "retry"
+
+    def all_of(self, points: Sequence[Point], processes: int) -> Iterable[Outcome]:
+        """The outcome of each point, as they come."""
+        if processes <= 1:
+            for done, point in enumerate(points):
+                yield self.simulate(point)
+                if done % COLLECT_EVERY == 0:
+                    gc.collect()
+            return
+        # Forked, so that agents, scripts and tools need not be picklable.
+        _working.append(self)
+        try:
+            with multiprocessing.get_context("fork").Pool(processes) as pool:
+                yield from pool.imap_unordered(_simulate, points, chunksize=8)
+        finally:
+            _working.pop()
+
+    def simulate(self, point: Point | None) -> Outcome:
+        """One simulation: the process dies at `point`, and another takes its place."""
+        with tempfile.TemporaryDirectory(prefix="perdure-crash-", dir=_fast_disk()) as folder:
+
+            def open_sqlite(runtime: SimRuntime) -> Store:
+                from perdure.stores.sqlite import SqliteStore
+
+                return SqliteStore(Path(folder) / "runs.db", runtime)
+
+            at_call = _AtCall(point) if point is not None and point.kind != "callback" else None
+            stage = Stage(
+                [self.part],
+                open_store=open_sqlite if self.store == "sqlite" else None,
+                faults=lambda _: at_call or NoFaults(),
+                **self.options,
+            )
+            return _Simulation(self, stage, point).outcome()
+
+
+_working: list[Laboratory] = []
+
+
+def _simulate(point: Point) -> Outcome:
+    outcome = _working[-1].simulate(point)
+    if point.at % COLLECT_EVERY == 0:
+        gc.collect()
+    return outcome
+
+
+def _fast_disk() -> str | None:
+    """Durability is not what is tested here, so the file may live in memory."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+class _AtCall:
+    """One fault, once, at one store call of the first process."""
+
+    def __init__(self, point: Point) -> None:
+        self._point = point
+        self._struck = False
+
+    def on_call(self, verb: str, number: int) -> CallFault | None:
+        if self._struck or number != self._point.at:
+            return None
+        self._struck = True
+        return CallFault(cast(CallFaultKind, self._point.kind))
+
+    def on_hint(self) -> Sequence[float]:
+        return (0.0,)
+
+
+class _Simulation:
+    """One stage from curtain to curtain."""
+
+    def __init__(self, lab: Laboratory, stage: Stage, point: Point | None) -> None:
+        self._lab, self._stage, self._point = lab, stage, point
+        self._run: Run | None = None
+        self._rows = (0, 0)
+
+    def outcome(self) -> Outcome:
+        with self._stage.open():
+            try:
+                self._stage.run(self._world())
+                status = str(self._run.status) if self._run else "no run"
+            except (Deadlock, Livelock, TimeoutError) as error:
+                status = f"{type(error).__name__}: {error}"
+            return self._told(status)
+
+    async def _world(self) -> None:
+        """Start the process, start another when it dies, answer requests, until a process has got the run's result."""
+        actor = self._first = self._start()
+        if self._point is not None and self._point.kind == "callback":
+            self._stage.before = self._kill_at(self._point.at)
+        async with self._stage.people() as people, asyncio.timeout(PATIENCE.total_seconds()):
+            while not actor.ended:
+                await asyncio.sleep(WORLD_SECONDS)
+                if not actor.process.alive and not actor.ended:
+                    actor = self._start()
+                await self._answer_all(people)
+            self._run = await people.store.find(self._lab.part.name, KEY)
+            if self._run is not None:
+                kinds = [step.kind for step in await people.steps(self._run.id)]
+                self._rows = (kinds.count("llm"), kinds.count("tool"))
+
+    def _start(self) -> Actor:
+        return self._stage.start(0, main=self._program)
+
+    async def _program(self, engine: Engine) -> None:
+        """What a user's script would do; the next process does the same, under the same key."""
+        try:
+            await engine.durable(self._lab.part.name).run(self._lab.input, key=KEY)
+        except (RunFailed, RunCancelled):
+            pass  # the run says so itself
+
+    def _kill_at(self, step: int) -> Callable[[Strand, SimHandle], None]:
+        def before(strand: Strand, _: SimHandle) -> None:
+            if strand.replica is self._first.process and strand.replica.steps == step:
+                strand.replica.kill()
+
+        return before
+
+    async def _answer_all(self, people: Engine) -> None:
+        for request in await people.requests():
+            await (self._lab.answer or self._answer)(request)
+
+    async def _answer(self, request: Request) -> None:
+        """What honest and willing people do."""
+        if request.kind == "approval":
+            await request.approve(by="eva")
+        elif request.kind == "effect":
+            happened = any(key == request.wait.row.effect_key for _, key in self._stage.tally.effects)
+            result = self._stage.tally.results.get(request.tool or "", self._lab.results.get(request.tool or ""))
+            await (request.answer("done", result, by="eva") if happened else request.answer("run", by="eva"))
+        elif request.kind == "attention":
+            await request.answer("resume", by="eva")
+
+    def _told(self, status: str) -> Outcome:
+        tally, watch, run = self._stage.tally, self._stage.watch, self._run
+        effects: dict[str, int] = {}
+        for (tool, _), count in tally.effects.items():
+            effects[tool] = effects.get(tool, 0) + (1 if self._lab.repeatable(tool) else count)
+        if self._point is None:
+            self._lab.results = dict(tally.results)
+        return Outcome(
+            self._point,
+            status,
+            died=not self._first.process.alive,
+            output=run.output if run else None,
+            usage=run.usage if run else None,
+            rows=self._rows,
+            calls=[call.verb for call in self._stage.record.calls if call.replica == self._first.process.name],
+            callbacks=self._first.process.steps,
+            model_calls_repeated=tally.model_calls_repeated,
+            effects=effects,
+            refused=tally.refused,
+            violations=[str(each) for each in watch.violations] if watch else [],
+        )

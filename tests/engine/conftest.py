@@ -1,0 +1,39 @@
+"""Engines in virtual time: one simulated machine, the memory store, no real second passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import pytest
+
+from perdure import Engine
+from perdure.stores.memory import MemoryStore
+from perdure.testing.simulation._loop import SimLoop
+from perdure.testing.simulation._runtime import SimRuntime
+
+
+class Simulated:
+    """A simulated machine for one test: `run` drives a coroutine on it to its end."""
+
+    def __init__(self) -> None:
+        self.loop = SimLoop()
+        self.replica = self.loop.replica("worker")
+        self.runtime = SimRuntime(self.loop, self.replica)
+        self.store = MemoryStore(self.runtime)
+        self.errors: list[BaseException] = []
+
+    def engine(self, **options: Any) -> Engine:
+        """An engine on this machine's store; what it reports is kept in `errors`."""
+        options.setdefault("on_error", self.errors.append)
+        return Engine(options.pop("store", self.store), runtime=self.runtime, **options)
+
+    def run(self, main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self.loop.run_until_complete(self.replica.spawn(main(), name="test"))
+
+
+@pytest.fixture
+def sim() -> Iterator[Simulated]:
+    machine = Simulated()
+    yield machine
+    machine.loop.close()
