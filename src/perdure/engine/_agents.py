@@ -66,6 +66,10 @@ class AgentType:
         """The payload as JSON, or `InvalidTrigger` with the field that is wrong."""
         return self.what.check(payload)
 
+    def check_model(self) -> None:
+        """`ConfigurationError` where this process can't call the model, as far as that is known without a call."""
+        self.what.check_model()
+
     def validated(self, payload: Any) -> Any:
         """The stored payload as the agent's input type."""
         return self.what.validated(payload)

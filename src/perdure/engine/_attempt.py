@@ -33,6 +33,7 @@ from perdure.context import CurrentRun, enter
 from perdure.core.budget import Limit, Usage
 from perdure.core.checkpoint import FORMAT
 from perdure.core.commit import Loaded, Park, Release
+from perdure.core.errors import Conflict
 from perdure.core.event import Delta, EventWrite, Reset
 from perdure.core.limits import EMPTY_RESPONSES_MAX, LENGTH_CUTS_MAX
 from perdure.core.step import Step, StepWrite
@@ -357,9 +358,17 @@ class AgentJob:
     async def _save_reply(self, extra: Write) -> None:
         """Write 1, acknowledged before the first body runs; `extra` (an effect's *started*) rides on it."""
         async with self._saving:
-            write = self._take_unsaved() + extra
-            if write != Write():
+            reply = self._take_unsaved()
+            write = reply + extra
+            if write == Write():
+                return
+            try:
                 await self._journal.write(write)
+            except Conflict:
+                # The store refused the effect (its business key is taken); the response was paid for and is kept.
+                if reply != Write():
+                    await self._journal.write(reply)
+                raise
 
     def _take_unsaved(self) -> Write:
         reply, self._unsaved = self._unsaved, None

@@ -113,6 +113,7 @@ class Engine:
         self._tick, self._poll, self._on_error = tick, poll, on_error
         self._hub = Hub()
         self._types: dict[str, JobType] = {}
+        self._claims = True
         self._worker: Worker | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._offs: list[Callable[[], None]] = []
@@ -211,6 +212,26 @@ class Engine:
             raise AgentNotFoundError(name, known=sorted(self._types))
         return kind
 
+    def adjust(self, *, store: str | Store | None = None, workers: int | None = None, claims: bool | None = None) -> None:
+        """Change settings of an engine that is not entered yet: for who runs somebody else's program, such as the command line.
+
+        Args:
+            store: Another address, or another `Store`.
+            workers: Another number of runs at once.
+            claims: False: this process executes only the runs that `execute` names.
+        """
+        if self._loop is not None:
+            raise ConfigurationError("This engine is entered already: adjust() comes before `async with engine:`.")
+        if store is not None:
+            self.store = open_store(store, self.runtime) if isinstance(store, str) else store
+        self._size = self._size if workers is None else workers
+        self._claims = self._claims if claims is None else claims
+
+    @property
+    def size(self) -> int:
+        """How many runs this process executes at once."""
+        return self._size
+
     # ── life ───────────────────────────────────────────────────────────────────────────────────────────────
     async def __aenter__(self) -> Self:
         if self._loop is not None:
@@ -223,7 +244,7 @@ class Engine:
                     await self.store.migrate()
                 self._offs = [self.store.on_hint(self._hub.hint), self.store.on_delta(self._hub.stream)]
                 self._worker = self._make_worker()
-                self._worker.start(claim=bool(self._types), tick=self._tick is not None and self._size > 0)
+                self._worker.start(claim=self._claims and bool(self._types), tick=self._tick is not None and self._size > 0)
             except BaseException:
                 await self.store.__aexit__(None, None, None)
                 raise
@@ -280,6 +301,10 @@ class Engine:
     async def drain(self, grace: timedelta = DRAIN_GRACE) -> None:
         """Take no more work, let steps finish for up to `grace`, hand every run back as `interrupted`."""
         await self.worker.drain(grace)
+
+    async def execute(self, run_id: str) -> bool:
+        """Execute this run here, beside what is claimed anyway. False: it can't be claimed now, because it rests, its turn has not come, or somebody has it."""
+        return await self.worker.claim_once(run_id) > 0
 
     async def tick(self) -> Swept:
         """One pass of maintenance, for cron: recover expired leases, expire waits, fire timers."""

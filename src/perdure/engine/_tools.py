@@ -18,9 +18,9 @@ from perdure.agents import ApprovalRequired, Call, CallDeferred, Decision, Model
 from perdure.approvals import ApprovalCall, ApprovalRule
 from perdure.context import CurrentRun, Wait, enter, leave
 from perdure.core.codec import clean, fingerprint
-from perdure.core.commit import Park, Release
+from perdure.core.commit import EffectFilter, Park, Release
 from perdure.core.effect import Effect, EffectState, EffectWrite, effect_key
-from perdure.core.errors import Suspend, UnserializableError
+from perdure.core.errors import Conflict, Suspend, UnserializableError
 from perdure.core.event import EventWrite
 from perdure.core.limits import EFFECT_GRACE
 from perdure.core.step import StepWrite
@@ -242,7 +242,7 @@ class ToolDesk:
                     row = await self._clear_up(call, row, rule)
                     if row.state is not EffectState.PLANNED:
                         continue
-                elif (row is None or not row.permit) and self._hold(call, key):
+                elif rule.key is None and (row is None or not row.permit) and self._hold(call, key):
                     continue
                 outcome = await self._perform(call, body, rule, key, row)
                 if outcome is not None:
@@ -345,7 +345,10 @@ class ToolDesk:
         started = replace(started, unknown=row.unknown if row is not None and row.unknown == "ask" else started.unknown)
         self._check_time()
         event = EventWrite("effect.started", {"key": key, "tool": call.name, "try": try_no})
-        await self._save_reply(Write(effects=(started,), events=(event,)))
+        try:
+            await self._save_reply(Write(effects=(started,), events=(event,)))
+        except Conflict as taken:
+            return await self._same_business(call, taken)
         self._effects[key] = started
         if self._execution.stop.reason is not None or not self._enough_time():
             # The body was never called, and only this process knows it.
@@ -356,6 +359,22 @@ class ToolDesk:
         task.add_done_callback(self._in_flight.discard)
         # Shielded: whoever stops the execution does not stop a deed halfway.
         return await asyncio.shield(task)
+
+    async def _same_business(self, call: Call, taken: Conflict) -> Known:
+        """Another call holds the business key (E6): its result stands for this one, or this one waits for it."""
+        holders = await self._execution.store.effects(EffectFilter(claim=taken.details.get("claim")))
+        holder = next((each for each in holders if each.key == taken.details.get("key")), None)
+        if holder is None:
+            raise taken
+        if holder.state is EffectState.DONE:
+            known = Known("success", holder.row.result) if holder.row.error is None else Known("failed", holder.row.error.get("message"))
+            self._answer(call, self._execution.runtime.now(), known)
+            return known
+        self._stop_batch(call.position)
+        row = replace(self._unknown_row(holder.row, holder), question=f"business:{call.position}", index=self._facts.index, tool_call_id=call.id)
+        data = {**row.data, "run_id": holder.run_id, "state": str(holder.state), "business_key": holder.row.claim}
+        self._deferrals[call.position] = Deferral(replace(row, position=call.position, data=data))
+        raise CallDeferred
 
     async def _do(self, call: Call, body: Body, rule: EffectRule, row: EffectWrite, limit: float | None) -> Known | None:
         began = self._execution.runtime.now()
