@@ -35,7 +35,7 @@ test: $(VENV)/.dev ## Run the tests
 check: $(VENV)/.dev ## Format, lint, types and import contracts
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/ruff check
-	$(VENV)/bin/pyright
+	$(VENV)/bin/pyright --pythonpath $(RUN)
 	$(VENV)/bin/lint-imports --no-cache
 
 format: $(VENV)/.dev ## Bring the source into shape

@@ -10,12 +10,13 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, Final, cast
 
-from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
+from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_ai import Agent
 from pydantic_ai.agent import AbstractAgent
+from pydantic_ai.exceptions import UserError
 from pydantic_ai.external_events import ExternalEventWaiter
 from pydantic_ai.messages import ModelMessage, ModelResponse, UserContent
-from pydantic_ai.models import KnownModelName, Model
+from pydantic_ai.models import KnownModelName, Model, infer_model
 from pydantic_ai.tools import Tool
 from pydantic_ai.toolsets import AbstractToolset, CombinedToolset, FunctionToolset, PrefixedToolset, RenamedToolset, WrapperToolset
 from pydantic_ai.usage import RequestUsage
@@ -97,8 +98,8 @@ class Registration:
         object.__setattr__(self, "name", name)
         try:
             object.__setattr__(self, "_input", TypeAdapter(self.input))
-        except PydanticSchemaGenerationError as error:
-            raise ConfigurationError(f"Agent {name!r}: input={self.input!r} is not a type that Pydantic can validate.") from error
+        except (PydanticSchemaGenerationError, PydanticUserError) as error:
+            raise ConfigurationError(f"Agent {name!r}: input={self.input!r} is not a type that Pydantic can validate: {error.message}") from error
         object.__setattr__(self, "_output", output_adapter(self.agent.output_type))
         static = list(static_tools(self.agent.toolsets))
         object.__setattr__(self, "static_tools", tuple(static))
@@ -158,6 +159,20 @@ class Registration:
     def model_name(self) -> str:
         model = self.model or self.agent.model
         return model if isinstance(model, str) else model.model_name if model is not None else UNKNOWN_MODEL
+
+    def check_model(self) -> None:
+        """Whether the model can be called from this process, as far as that is known without a call.
+
+        Raises:
+            ConfigurationError: It is a name that stands for no model, its key is not in the environment, or its library is not installed.
+        """
+        model = self.model or self.agent.model
+        if not isinstance(model, str):
+            return
+        try:
+            infer_model(model)
+        except (UserError, ValueError, ImportError) as error:
+            raise ConfigurationError(f"Agent {self.name!r}: the model {model!r} can't be used: {error}") from error
 
     @property
     def tools_hash(self) -> str:

@@ -193,6 +193,11 @@ class RealRuntime:
         return _ThreadSide(work, name)
 
 
+def run_main(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run a program's main coroutine to its end on a loop of this thread, and block until then."""
+    return asyncio.run(main())
+
+
 def run_in_new_loop(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run a coroutine to its end on a new loop in a new thread, and block until then: for synchronous callers inside a running loop."""
     answers: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()

@@ -53,8 +53,10 @@ from perdure.engine._agents import AgentType
 from perdure.engine._handle import DurableAgent, File, Request, RunHandle, seconds
 from perdure.engine._jobtype import JobType
 from perdure.engine._news import RunEvent, follow, until_final
+from perdure.engine._notify import Link, Messenger, token_hash
 from perdure.engine._worker import Env, Worker
 from perdure.events import Hub
+from perdure.notifiers import Notifier
 from perdure.stores import Store, open_store
 
 if TYPE_CHECKING:
@@ -83,6 +85,8 @@ class Engine:
         drain_grace: How long leaving the engine lets running steps finish.
         effect_grace: How long an effect in flight is shielded from a stop.
         migrate: Whether entering brings the schema up to date.
+        notifiers: Who tells people that something waits: `perdure.notifiers`, or your own.
+        link: A function of a wait point and a secret token that gives the page where a person decides.
         on_error: Called with errors that no caller hears of: lost leases, a store that is away.
         runtime: The door to clocks, ids and tasks; tests pass a simulated one.
     """
@@ -99,6 +103,8 @@ class Engine:
         migrate: bool = True,
         tick: timedelta | None = TICK,
         poll: timedelta = POLL,
+        notifiers: Sequence[Notifier] = (),
+        link: Link | None = None,
         on_error: OnError | None = None,
         runtime: Runtime | None = None,
     ) -> None:
@@ -111,6 +117,7 @@ class Engine:
         self._size, self._lease, self._deaths_max = workers, lease, deaths_max
         self._drain_grace, self._effect_grace, self._migrate = drain_grace, effect_grace, migrate
         self._tick, self._poll, self._on_error = tick, poll, on_error
+        self._messenger = Messenger(self.store, self.runtime, notifiers, self._report, link)
         self._hub = Hub()
         self._types: dict[str, JobType] = {}
         self._claims = True
@@ -284,6 +291,7 @@ class Engine:
             poll=self._poll,
             tick=self._tick or TICK,
             on_swept=self._swept,
+            extra_ticks=[self._messenger.send_due],
         )
         return Worker(env, size=self._size)
 
@@ -479,16 +487,31 @@ class Engine:
         return [Request(self, wait) for wait in await self._again(lambda: self.store.waits(where))]
 
     async def resolve(
-        self, wait_id: str, decision: str | None = None, value: Any = None, *, by: str | None = None, reason: str | None = None, via: str = "python"
+        self,
+        wait_id: str,
+        decision: str | None = None,
+        value: Any = None,
+        *,
+        by: str | None = None,
+        reason: str | None = None,
+        via: str = "python",
+        input_hash: str | None = None,
+        token: str | None = None,
     ) -> Resolved:
         """Close an open wait point: the first answer wins, the same again is told so, another is told who won.
+
+        Args:
+            decision: One of the row's `decisions`; None for an event, whose payload is `value`.
+            input_hash: The hash of the input that the person saw; another one is refused.
+            token: The secret of a notice, where the caller has no other right to answer.
 
         Raises:
             WaitNotFoundError: There is no such row.
         """
         kind = ResolutionKind.EVENT if decision is None else ResolutionKind.ANSWER
         resolution = Resolution(kind, decision, clean(value), clean(reason), clean(by), via)
-        return await self._again(lambda: self.store.resolve(Resolve(wait_id, resolution)))
+        request = Resolve(wait_id, resolution, input_hash, None if token is None else token_hash(token))
+        return await self._again(lambda: self.store.resolve(request))
 
     async def approve(
         self, wait_id: str, *, by: str | None = None, input: Mapping[str, Any] | None = None, reason: str | None = None, via: str = "python"

@@ -162,6 +162,14 @@ class DurableAgent(Generic[In, Out]):
     def name(self) -> str:
         return self._agent.name
 
+    def check_model(self) -> None:
+        """Whether this process can call the model, as far as that is known without a call.
+
+        Raises:
+            ConfigurationError: The name stands for no model, its key is not in the environment, or its library is not installed.
+        """
+        self._agent.check_model()
+
     @property
     def kind(self) -> AgentType:
         """What was registered: the same value may be registered with any number of engines."""
