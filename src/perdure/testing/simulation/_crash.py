@@ -11,7 +11,6 @@ there, without unwinding, as under `kill -9`; another one is started; virtual ti
 from __future__ import annotations
 
 import asyncio
-import gc
 import multiprocessing
 import os
 import tempfile
@@ -26,7 +25,7 @@ from perdure.core.run import Run, RunStatus
 from perdure.engine import DurableAgent, Engine, Request
 from perdure.stores import Store
 from perdure.testing.models import Script
-from perdure.testing.simulation._loop import Deadlock, Livelock, SimHandle, Strand
+from perdure.testing.simulation._loop import Deadlock, Livelock, SimHandle, Strand, tidy
 from perdure.testing.simulation._port import CallFault, CallFaultKind, NoFaults
 from perdure.testing.simulation._runtime import SimRuntime
 from perdure.testing.simulation._stage import Actor, Part, Stage
@@ -216,16 +215,18 @@ class Laboratory:
     def all_of(self, points: Sequence[Point], processes: int) -> Iterable[Outcome]:
         """The outcome of each point, as they come."""
         if processes <= 1:
-            for done, point in enumerate(points):
-                yield self.simulate(point)
-                if done % COLLECT_EVERY == 0:
-                    gc.collect()
+            with tidy() as collect:
+                for done, point in enumerate(points, start=1):
+                    yield self.simulate(point)
+                    if done % COLLECT_EVERY == 0:
+                        collect()
             return
         # Forked, so that agents, scripts and tools need not be picklable.
         _working.append(self)
         try:
             with multiprocessing.get_context("fork").Pool(processes) as pool:
-                yield from pool.imap_unordered(_simulate, points, chunksize=8)
+                for outcomes in pool.imap_unordered(_simulate, _batches(points, COLLECT_EVERY)):
+                    yield from outcomes
         finally:
             _working.pop()
 
@@ -251,11 +252,13 @@ class Laboratory:
 _working: list[Laboratory] = []
 
 
-def _simulate(point: Point) -> Outcome:
-    outcome = _working[-1].simulate(point)
-    if point.at % COLLECT_EVERY == 0:
-        gc.collect()
-    return outcome
+def _simulate(points: Sequence[Point]) -> list[Outcome]:
+    with tidy():
+        return [_working[-1].simulate(point) for point in points]
+
+
+def _batches(points: Sequence[Point], size: int) -> list[Sequence[Point]]:
+    return [points[at : at + size] for at in range(0, len(points), size)]
 
 
 def _fast_disk() -> str | None:

@@ -37,7 +37,9 @@ class Ticket(BaseModel):
 def poet() -> Subject:
     """Text, and nothing else."""
     agent = Agent("test", name="poet", instructions="Write a short poem.")
-    return Subject(Engine("memory://").agent(agent), [say("Roses are red, violets are blue, what has been stored will still be with you.")], {"about": "storage"})
+    return Subject(
+        Engine("memory://").agent(agent), [say("Roses are red, violets are blue, what has been stored will still be with you.")], {"about": "storage"}
+    )
 
 
 def triage() -> Subject:
@@ -74,7 +76,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--processes", type=int, default=min(os.cpu_count() or 1, 8), help="simulations at once")
     options = parser.parse_args(arguments)
     ok = True
-    for store in options.store or ["memory", "sqlite"]:
+    stores: list[StoreName] = options.store or ["memory", "sqlite"]
+    for store in stores:
         for name in options.agent or list(SUBJECTS):
             ok &= _report(SUBJECTS[name](), store, options.points, options.processes)
     return 0 if ok else 1

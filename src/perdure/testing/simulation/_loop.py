@@ -37,6 +37,10 @@ EPOCH: Final = 1_000.0
 """Where virtual time starts. Not 0, so that a time taken for a duration shows."""
 
 
+UNWIND_MAX: Final = 100
+"""Awaits in `finally` blocks that one coroutine is led through when the simulation is over."""
+
+
 class SimulationError(Exception):
     """The simulation itself can't go on."""
 
@@ -498,12 +502,11 @@ class SimLoop(asyncio.AbstractEventLoop):
         if self._closed:
             return
         self._closed = True
-        with _silence():
+        with _silence(self):
             for replica in self.replicas:
                 for strand in replica.strands:
-                    for task in strand.tasks:
-                        _put_to_rest(task)
-                    strand.tasks.clear()
+                    while strand.tasks:  # a `finally` block may start another
+                        _put_to_rest(self, strand.tasks.pop())
                     strand.ready.clear()
                 replica.grave.clear()
             self._timers.clear()
@@ -514,38 +517,68 @@ def _alive() -> bool:
     return strand is None or strand.replica.alive
 
 
-def _put_to_rest(task: SimTask[Any]) -> None:
-    """Close the coroutine of an unfinished task, whatever its `finally` blocks say about it."""
+class _Over(BaseException):
+    """Thrown into what is left when a simulation is over. Not `GeneratorExit`: that one may not be awaited under, and `finally` blocks do await."""
+
+
+def _put_to_rest(loop: SimLoop, task: SimTask[Any]) -> None:
+    """Unwind the coroutine of an unfinished task, whatever its `finally` blocks say about it."""
     if task.done():
         if not task.cancelled():
             task.exception()  # read, so that nobody is told that it was not
         return
     task._log_destroy_pending = False  # type: ignore[attr-defined]
     work = cast(Coroutine[Any, Any, Any], task.get_coro())
-    for _ in range(100):  # each `await` in a `finally` block stops the closing once
-        try:
-            work.close()
-            return
-        except BaseException as error:
-            if isinstance(error, (SystemExit, KeyboardInterrupt)):
-                raise
+    asyncio.tasks._enter_task(loop, task)
+    try:
+        for _ in range(UNWIND_MAX):
+            work.throw(_Over())
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException:
+        pass  # it has ended
+    finally:
+        asyncio.tasks._leave_task(loop, task)
+        work.close()
 
 
 @contextmanager
-def _silence() -> Generator[None]:
-    """No warnings, no logs, no unraisable errors, no generator hooks."""
+def _silence(loop: SimLoop | None) -> Generator[None]:
+    """No warnings, no logs, no unraisable errors, no generator hooks; and a loop that looks as if it ran, for those who ask while they unwind."""
     hook, hooks, level = sys.unraisablehook, sys.get_asyncgen_hooks(), logging.root.manager.disable
+    running = asyncio._get_running_loop()
     sys.unraisablehook = lambda _: None
     sys.set_asyncgen_hooks(firstiter=None, finalizer=lambda _: None)
     logging.disable(logging.CRITICAL)
+    if loop is not None:
+        asyncio._set_running_loop(loop)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
+        asyncio._set_running_loop(running)
         sys.unraisablehook = hook
         sys.set_asyncgen_hooks(*hooks)
         logging.disable(level)
+
+
+@contextmanager
+def tidy() -> Generator[Callable[[], None]]:
+    """Many simulations in a row: what they leave is collected in silence, when the function that this gives is called, and at the end."""
+
+    def collect() -> None:
+        with _silence(None):
+            gc.collect()
+
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield collect
+    finally:
+        collect()
+        if collects:
+            gc.enable()
 
 
 def _place(task: asyncio.Task[Any]) -> str:

@@ -138,7 +138,7 @@ class Stage:
         self.runtime = SimRuntime(self.loop, self.loop.world, seed=seed)
         self.record = Record()
         self.tally = Tally()
-        self.options = {"lease": LEASE, **options}
+        self.options: dict[str, Any] = {"lease": LEASE, **options}
         self.log: list[str] = []
         """What was logged, in place of standard error."""
         self.errors: list[str] = []
@@ -287,7 +287,7 @@ def quiet(lines: list[str]) -> Generator[None]:
         logger.propagate = propagates
 
 
-def parts_of(agents: Any, script: Any) -> list[Part]:
+def parts_of(agents: DurableAgent[Any, Any] | Sequence[DurableAgent[Any, Any]], script: Any) -> list[Part]:
     """One agent with its script, or several with a script for each by name.
 
     Raises:
