@@ -157,7 +157,7 @@ async def test_a_used_up_quota_has_its_own_code() -> None:
     async with session(Agent(ScriptedModel([fail(402), say("x")])), Host()) as opened:
         with pytest.raises(ModelFailed) as failed:
             await opened.ask()
-    assert failed.value.code == "model_error"
+    assert failed.value.code == "quota"
     assert not failed.value.retryable
 
 

@@ -14,14 +14,17 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic_ai import RunContext
 from pydantic_ai.exceptions import (
     ModelAPIError,
+    ModelAuthenticationError,
     ModelConnectionError,
     ModelHTTPError,
+    ModelNotFoundError,
     ModelOverloadedError,
+    ModelQuotaExceededError,
     ModelRateLimitError,
     ModelRequestRejectedError,
     ModelServerError,
@@ -83,8 +86,8 @@ class Reply:
 
     @property
     def leaves_no_response(self) -> bool:
-        """True where the history stays as it was, so that the next request finds the script at the same place."""
-        return self.error is not None or self.fault is not None or not (self.text or self.calls or self.thinking)
+        """True where the history stays as it was, so that the next request finds the script at the same place: failures, cuts, and replies without text or calls."""
+        return self.error is not None or self.fault is not None or not (self.text.strip() or self.calls)
 
 
 def say(text: str, *, thinking: str | None = None, signature: str | None = None, **more: Any) -> Reply:
@@ -131,13 +134,24 @@ def length(reply: Reply | str) -> Reply:
 def fail(status: int = 429, *, retry_after: float | str | None = None, headers: Mapping[str, str] | None = None, body: object = None) -> Reply:
     """The provider answers with an HTTP error. `retry_after` goes into the header as it is: seconds, a date, or nonsense."""
     sent = {**({} if retry_after is None else {"retry-after": str(retry_after)}), **(headers or {})}
-    category = {429: ModelRateLimitError, 503: ModelUnavailableError, 529: ModelOverloadedError}.get(
-        status, ModelServerError if status >= 500 else None
-    )
+    category = CATEGORIES.get(status, ModelServerError if status >= 500 else None)
     return Reply(
         error=ModelHTTPError.for_category(category, status_code=status, model_name="scripted", body=body or {"error": f"HTTP {status}"}, headers=sent)
     )
 
+
+CATEGORIES: Final[dict[int, Any]] = {
+    400: ModelRequestRejectedError,
+    401: ModelAuthenticationError,
+    402: ModelQuotaExceededError,
+    403: ModelAuthenticationError,
+    404: ModelNotFoundError,
+    422: ModelRequestRejectedError,
+    429: ModelRateLimitError,
+    503: ModelUnavailableError,
+    529: ModelOverloadedError,
+}
+"""What Pydantic AI makes of an HTTP status."""
 
 Script = Sequence[Reply] | Callable[[list[ModelMessage]], Reply]
 
