@@ -7,12 +7,14 @@ from typing import Any, Final, NamedTuple, cast
 
 from pydantic_core import to_json
 
+from perdure.core.answers import PEOPLE
 from perdure.core.artifact import Artifact
 from perdure.core.budget import Budget, Usage
 from perdure.core.checkpoint import Checkpoint
 from perdure.core.codec import dump, load
 from perdure.core.commit import Signal
 from perdure.core.effect import Effect, EffectState, EffectWrite, effect_key
+from perdure.core.endings import own_effect
 from perdure.core.event import Event
 from perdure.core.run import Activity, Run, RunError, RunStatus
 from perdure.core.step import Step, StepWrite
@@ -216,7 +218,7 @@ def write_wait(work: Work, wait: WaitPoint, *, run: int, commit_no: int | None) 
         "answered": int(wait.resolution is not None), "kind": row.kind, "question": row.question, "idx": row.index,
         "tool": row.tool, "tool_call_id": row.tool_call_id, "position": row.position, "effect_key": row.effect_key, "name": row.name,
         "child": row.child, "input": work.seal(row.input), "input_hash": row.input_hash, "expires_at": micros(row.expires_at),
-        "on_expiry": row.on_expiry, "warn_at": micros(row.warn_at), "data": work.seal(row.data or None), "created_at": micros(wait.created_at),
+        "on_expiry": row.on_expiry, "warn_at": micros(row.warn_at), "notice_at": _notice_at(wait), "data": work.seal(row.data or None), "created_at": micros(wait.created_at),
         "resolved_at": None if wait.resolution is None else micros(wait.resolution.at or wait.created_at),
         "resolution": work.seal(None if wait.resolution is None else wait.resolution.to_json()),
     }  # fmt: skip
@@ -226,11 +228,19 @@ def write_progress(work: Work, wait: WaitPoint) -> dict[str, Any]:
     """The parameters of `save_wait`: what may change on a row."""
     row = wait.row
     return {
-        "id": row.id, "expires_at": micros(row.expires_at), "warn_at": micros(row.warn_at),
+        "id": row.id, "expires_at": micros(row.expires_at), "warn_at": micros(row.warn_at), "notice_at": _notice_at(wait),
         "resolved_at": None if wait.resolution is None else micros(wait.resolution.at), "votes": work.seal(list(wait.votes) or None),
         "resolution": work.seal(None if wait.resolution is None else wait.resolution.to_json()), "notified_at": micros(wait.notified_at),
         "warned_at": micros(wait.warned_at), "notify_after": micros(wait.notify_after), "notify_tries": wait.notify_tries,
     }  # fmt: skip
+
+
+def _notice_at(wait: WaitPoint) -> int | None:
+    """The earliest moment at which `notice_due` may hold, so that an index finds the rows that are due."""
+    if wait.kind not in PEOPLE or (wait.kind == "effect" and not own_effect(wait)):
+        return None
+    first = wait.created_at if wait.notified_at is None else wait.row.warn_at if wait.warned_at is None else None
+    return None if first is None else micros(max(first, wait.notify_after or first))
 
 
 def read_wait(work: Work, row: Row) -> WaitPoint:

@@ -26,6 +26,8 @@ SCHEMA: Final = len(MIGRATIONS)
 APPLICATION: Final = 0x50657264
 """Marks the file as ours (`Perd`), see PRAGMA application_id."""
 
+HEADER: Final = b"SQLite format 3\x00"
+
 BUSY_MS: Final = 25
 """How long SQLite itself waits for a lock before we look again. Short, because its waits grow and make it lose to processes that come later."""
 
@@ -45,6 +47,7 @@ class Connection:
             )
         if path.is_dir():
             raise ConfigurationError(f"{path} is a folder. Name a file in it, for example {path / 'perdure.db'}.")
+        self._refuse_other_files()
         with self.translated():
             self._raw = sqlite3.connect(path, timeout=BUSY_MS / 1000, isolation_level=None, cached_statements=256, check_same_thread=False)
         try:
@@ -167,6 +170,14 @@ class Connection:
                 path=str(self.path), found=version, known=SCHEMA,
             )  # fmt: skip
         return version
+
+    def _refuse_other_files(self) -> None:
+        """SQLite takes a file that is shorter than its header for an empty one, and would write over it."""
+        if self.path.is_file():
+            with self.path.open("rb") as file:
+                begin = file.read(len(HEADER))
+            if begin and begin != HEADER:
+                raise NotADatabase(f"{self.path} is not a SQLite database. Name another file, or move this one away.", path=str(self.path))
 
     def _refuse_strangers(self) -> None:
         [[application]] = self.patiently(lambda: self.execute("PRAGMA application_id"))

@@ -209,6 +209,7 @@ CREATE INDEX effect_claim ON effect (claim, seq) WHERE claim IS NOT NULL;
 CREATE INDEX effect_open ON effect (state, seq) WHERE state IN ('planned', 'started', 'unknown');
 
 -- A question. commit_no: the commit that asked it (NULL: the store itself did); answered: its answer was there already; resolved_at: NULL while it is open.
+-- notice_at: when somebody should be told next; NULL: nobody is.
 CREATE TABLE wait (
     seq INTEGER PRIMARY KEY,
     id TEXT NOT NULL UNIQUE,
@@ -237,12 +238,14 @@ CREATE TABLE wait (
     votes BLOB,
     notified_at INTEGER,
     warned_at INTEGER,
+    notice_at INTEGER,
     notify_after INTEGER,
     notify_tries INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 CREATE INDEX wait_run ON wait (run, generation);
 CREATE INDEX wait_open ON wait (seq) WHERE resolved_at IS NULL;
 CREATE UNIQUE INDEX wait_question ON wait (run, generation, question) WHERE resolved_at IS NULL;
+CREATE INDEX wait_notice ON wait (notice_at, seq) WHERE resolved_at IS NULL AND notice_at IS NOT NULL;
 CREATE INDEX wait_expiry ON wait (expires_at) WHERE resolved_at IS NULL AND expires_at IS NOT NULL;
 CREATE INDEX wait_child ON wait (child) WHERE resolved_at IS NULL AND child IS NOT NULL;
 CREATE INDEX wait_effect ON wait (effect_key) WHERE resolved_at IS NULL AND effect_key IS NOT NULL;

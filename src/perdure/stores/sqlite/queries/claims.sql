@@ -75,4 +75,4 @@ SELECT id, status, epoch, claim_token, cancel_requested FROM run WHERE id = :id
 
 -- name: foreign_lease
 -- A live lease of another machine.
-SELECT lease_host, lease_expires_at FROM run WHERE status = 'running' AND lease_expires_at > :now AND lease_host <> :host LIMIT 1
+SELECT lease_host, lease_expires_at FROM run INDEXED BY run_lease WHERE status = 'running' AND lease_expires_at > :now AND lease_host <> :host LIMIT 1

@@ -2,17 +2,17 @@
 -- A wait row: open, or answered at its birth.
 INSERT INTO wait (
     id, run, generation, commit_no, answered, kind, question, idx, tool, tool_call_id, position, effect_key, name, child, input, input_hash, expires_at,
-    on_expiry, warn_at, data, created_at, resolved_at, resolution
+    on_expiry, warn_at, notice_at, data, created_at, resolved_at, resolution
 ) VALUES (
     :id, :run, :generation, :commit_no, :answered, :kind, :question, :idx, :tool, :tool_call_id, :position, :effect_key, :name, :child, :input,
-    :input_hash, :expires_at, :on_expiry, :warn_at, :data, :created_at, :resolved_at, :resolution
+    :input_hash, :expires_at, :on_expiry, :warn_at, :notice_at, :data, :created_at, :resolved_at, :resolution
 )
 
 -- name: save_wait
 -- What may change on a wait row.
 UPDATE wait SET
     expires_at = :expires_at, warn_at = :warn_at, resolved_at = :resolved_at, resolution = :resolution, votes = :votes, notified_at = :notified_at,
-    warned_at = :warned_at, notify_after = :notify_after, notify_tries = :notify_tries
+    warned_at = :warned_at, notice_at = :notice_at, notify_after = :notify_after, notify_tries = :notify_tries
 WHERE id = :id
 
 -- name: list_open_waits
@@ -70,12 +70,9 @@ SELECT t.hash FROM wait_token t WHERE t.wait = (SELECT seq FROM wait WHERE id = 
 INSERT INTO wait_token (wait, hash) SELECT seq, :hash FROM wait WHERE id = :wait_id ON CONFLICT DO NOTHING
 
 -- name: list_due_notices
--- Open rows that somebody should be told about: that they wait, or once that they soon run out.
+-- Open rows that somebody should be told about by now: that they wait, or once that they soon run out.
 SELECT w.*, r.id AS run_id FROM wait w JOIN run r ON r.seq = w.run
-WHERE w.resolved_at IS NULL AND w.kind IN ('approval', 'effect', 'budget', 'attention') AND (w.kind = 'effect' OR w.expires_at IS NULL OR w.expires_at > :now)
-    AND (w.kind <> 'effect' OR w.effect_key LIKE r.id || ':%')
-    AND (w.notify_after IS NULL OR w.notify_after <= :now) AND (w.notified_at IS NULL OR (w.warned_at IS NULL AND w.warn_at <= :now))
-ORDER BY w.seq LIMIT :limit
+WHERE w.resolved_at IS NULL AND w.notice_at <= :now ORDER BY w.notice_at, w.seq LIMIT :limit
 
 -- name: find_signal
 -- Whether this signal was seen.
