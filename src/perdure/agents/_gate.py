@@ -303,7 +303,7 @@ def _check_request(at: int, message: ModelRequest, open_calls: Sequence[ToolCall
     if any(not isinstance(part, ToolReturnPart) for part in message.parts[: len(results)]):
         raise GateError(f"message {at}: something stands before a tool result")
     for part in message.parts:
-        empty = ("",) if isinstance(part, ToolReturnPart) else ("", [])
+        empty: tuple[Any, ...] = ("",) if isinstance(part, ToolReturnPart) else ("", [])
         if isinstance(part, (ToolReturnPart, UserPromptPart, SystemPromptPart, RetryFeedbackPart)) and part.content in empty:
             raise GateError(f"message {at}: an empty {part.part_kind} part")
 
