@@ -120,7 +120,7 @@ async def test_a_lost_lease_stops_the_phase(full_world_of: Open) -> None:
             done, _ = await asyncio.wait({first}, timeout=0.01)
             if done:
                 break
-        assert (await first, slow.reason) == ("lost", "lost")
+        assert (await first, slow.reason) == ("lost", "lease_lost")
 
 
 async def test_a_start_while_an_advance_is_at_work_is_refused_in_any_mode(full_world_of: Open) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from perdure.pipeline._adapters import (
     Advance,
     Claim,
@@ -38,8 +41,14 @@ from perdure.pipeline._sqlite import SqliteStorage
 from perdure.pipeline._start import resolve_start_phase, retry_job, run_pipeline
 from perdure.pipeline._worker import PipelineWorker, StorageScheduler
 
+if TYPE_CHECKING:
+    from perdure.pipeline._agent_phase import build_agent_phase, run_agent
+    from perdure.pipeline._agent_state import AgentCheckpoint, AgentOutcome
+
 __all__ = [
     "Advance",
+    "AgentCheckpoint",
+    "AgentOutcome",
     "Answer",
     "Approval",
     "Checkpoint",
@@ -87,6 +96,7 @@ __all__ = [
     "Wait",
     "WaitRecord",
     "advance_phase",
+    "build_agent_phase",
     "explain",
     "get_output",
     "pause_job",
@@ -95,5 +105,25 @@ __all__ = [
     "resolve_start_phase",
     "resume_job",
     "retry_job",
+    "run_agent",
     "run_pipeline",
 ]
+
+_LATE = {
+    "AgentCheckpoint": "_agent_state",
+    "AgentOutcome": "_agent_state",
+    "build_agent_phase": "_agent_phase",
+    "run_agent": "_agent_phase",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Phases need no agent library; it is loaded for whoever asks for an agent.
+    module = _LATE.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{module}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -196,6 +196,11 @@ class MemoryScheduler:
         self._advance = advance
 
     @property
+    def bound(self) -> bool:
+        """Whether anybody said how a job is advanced."""
+        return self._advance is not None
+
+    @property
     def pending(self) -> list[str]:
         """The job of each advance that is on its way, soonest first."""
         return [job_id for _, _, job_id in sorted(self._due)]

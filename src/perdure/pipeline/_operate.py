@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final, TypeVar, overload
 
-from perdure.core.codec import clean
+from pydantic import TypeAdapter
+
+from perdure.core.codec import clean, dump
 from perdure.core.runtime import Runtime
 from perdure.pipeline._adapters import (
     KeepsAdvances,
@@ -24,7 +26,8 @@ from perdure.pipeline._runner import REAL
 from perdure.pipeline._settle import NOW
 from perdure.pipeline._writer import write
 
-TRIES = 16
+T = TypeVar("T")
+TRIES: Final = 16
 """Times that an operator's write is tried against a job that moves: each miss means the job went on meanwhile."""
 
 
@@ -145,8 +148,16 @@ async def _pending(job_id: str, storage: StorageAdapter, scheduler: SchedulerAda
     return False
 
 
-async def get_output(job_id: str, storage: StorageAdapter) -> Any:
-    """What the job's `Done` handed over, as plain JSON data.
+@overload
+async def get_output(job_id: str, storage: StorageAdapter) -> Any: ...
+
+
+@overload
+async def get_output(job_id: str, storage: StorageAdapter, output_type: type[T]) -> T: ...
+
+
+async def get_output(job_id: str, storage: StorageAdapter, output_type: Any = None) -> Any:
+    """What the job's `Done` handed over: as `output_type` (anything Pydantic validates), or as plain JSON data.
 
     Raises:
         JobNotFoundError: No such job.
@@ -158,7 +169,7 @@ async def get_output(job_id: str, storage: StorageAdapter) -> Any:
         raise JobNotDoneError(f"Job {job_id!r} is {job.status}; it has no output yet.", status=job.status)
     if job.output is None and not isinstance(storage, KeepsOutput):
         raise PipelineError(f"{type(storage).__name__} keeps no outputs; give it `set_output`.", code="configuration")
-    return job.output
+    return job.output if output_type is None else TypeAdapter(output_type).validate_json(dump(job.output))
 
 
 async def _job(job_id: str, storage: StorageAdapter) -> JobRecord:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -117,30 +118,39 @@ class RetryPolicy:
 
 
 # ── what a phase gets ──────────────────────────────────────────────────────────────────────────────────────
-CancelReason = Literal["timeout", "lost", "drain", "ended"]
+CancelReason = Literal["timeout", "lease_lost", "drain", "ended"]
 
 
 class Cancellation:
-    """Fires when the phase should stop: its time is up, another advance took the job over, the worker shuts down, or the phase has ended."""
+    """Fires when the phase should stop: its time is up, another advance took the job over, the worker shuts down, or the phase has ended.
 
-    __slots__ = ("_event", "reason")
+    Readable from any thread.
+    """
 
     def __init__(self) -> None:
-        self._event = asyncio.Event()
         self.reason: CancelReason | None = None
+        self._event = asyncio.Event()
+        self._threads = threading.Event()
 
     def is_set(self) -> bool:
         return self.reason is not None
 
-    async def wait(self) -> None:
-        """Return once it has fired."""
+    async def wait(self) -> str:
+        """Wait until it has fired, and answer the reason."""
         await self._event.wait()
+        assert self.reason is not None
+        return self.reason
 
-    def set(self, reason: CancelReason) -> None:
+    def blocking_wait(self, timeout: float | None = None) -> bool:
+        """The same for code in a thread: whether it fired within `timeout` seconds."""
+        return self._threads.wait(timeout)
+
+    def fire(self, reason: CancelReason) -> None:
         """Fire, once; on the loop that runs the phase."""
         if self.reason is None:
             self.reason = reason
             self._event.set()
+            self._threads.set()
 
 
 class Desk(Protocol):
@@ -148,7 +158,7 @@ class Desk(Protocol):
 
     async def log(self, message: str, level: Level) -> None: ...
 
-    async def save(self, state: Any) -> Checkpoint[Any]: ...
+    async def save(self, state: Any, note: str | None) -> Checkpoint[Any]: ...
 
     def progress(self, progress: Progress) -> None: ...
 
@@ -188,13 +198,13 @@ class PhaseContext(Generic[S]):
         """Append a line to the job's log."""
         await self._desk.log(message, level)
 
-    async def save_state(self, state: S) -> None:
-        """Keep `state` now: whatever happens, this phase is entered again with it. Durable when it returns.
+    async def save_state(self, state: S, *, log: str | None = None) -> None:
+        """Keep `state` now: whatever happens, this phase is entered again with it. Durable when it returns; `log` is an entry in the same write.
 
         Raises:
             InvalidStateError: It does not fit the phase or can't be stored; nothing was written.
         """
-        self.checkpoint = await self._desk.save(state)
+        self.checkpoint = await self._desk.save(state, log)
 
     def progress(self, done: float, total: float | None = None) -> None:
         """Say how far it is. Cheap: call it as often as you like; where the storage shows progress, the latest is written now and then."""

@@ -164,7 +164,7 @@ async def _work(stay: Stay, phase: Phase[Any], at: Checkpoint[Any], phases: Phas
         await env.write(desk.stay.outcome(advance=NOW), desk.stay.checkpoint)
         raise
     finally:
-        desk.cancelled.set("ended")  # for a thread that the phase left behind
+        desk.cancelled.fire("ended")  # for a thread that the phase left behind
     stay = replace(desk.stay, now=env.runtime.now())
     match result:
         case _Raised(error, timed_out):
@@ -193,7 +193,7 @@ async def _run(phase: Phase[S], context: PhaseContext[S]) -> PhaseResult[S] | _R
     except Exception as error:
         timed_out = isinstance(error, TimeoutError) and limit.expired()
         if timed_out:
-            context.cancelled.set("timeout")
+            context.cancelled.fire("timeout")
         return _Raised(error, timed_out)
 
 
@@ -216,7 +216,7 @@ async def _kept(stay: Stay, desk: _Desk, env: Env, sent: float) -> AsyncGenerato
     abort = _Abort()
 
     def lost() -> None:
-        desk.cancelled.set("lost")
+        desk.cancelled.fire("lease_lost")
         abort.fire()
 
     keeper = env.keeper or LeaseKeeper(env.storage, env.lease, env.runtime)
@@ -272,9 +272,10 @@ class _Desk:
         entry = LogEntry(self._env.runtime.now(), message, self.stay.phase, level)
         await self._hold(self.stay.outcome(hold=True, log=(entry,), progress=self._latest, durable=False))
 
-    async def save(self, state: Any) -> Checkpoint[Any]:
+    async def save(self, state: Any, note: str | None) -> Checkpoint[Any]:
         packed = replace(self.stay.checkpoint, state=self._phase.state.pack(state, self._phase.name))
-        await self._hold(self.stay.outcome(hold=True, checkpoint=packed))
+        log = () if note is None else (LogEntry(self._env.runtime.now(), note, self.stay.phase),)
+        await self._hold(self.stay.outcome(hold=True, checkpoint=packed, log=log, progress=self._latest))
         self.stay = replace(self.stay, checkpoint=packed)
         return replace(packed, state=state)
 

@@ -192,7 +192,7 @@ class PipelineWorker:
     async def _drain(self) -> None:
         """Let phases finish, then cancel those that don't; their jobs go back to the queue."""
         for cancelled in self._at_work.values():
-            cancelled.set("drain")
+            cancelled.fire("drain")
         await self._wait_for_work()
         for task in list(self._at_work):
             task.cancel()

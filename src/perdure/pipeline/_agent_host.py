@@ -1,0 +1,229 @@
+"""What an agent phase does around each tool body: answers from what is recorded, asks where a person must say, notes effects before they begin."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NoReturn, cast
+
+from perdure.agents import ApprovalRequired, Call, CallDeferred, Decision, ModelRetry, ToolFailed, keep
+from perdure.context import CurrentRun, enter, leave
+from perdure.core.artifact import Artifact
+from perdure.core.errors import ConfigurationError, Suspend, UnserializableError
+from perdure.core.runtime import Runtime
+from perdure.core.trigger import TriggerEnvelope
+from perdure.effects import EffectCall, EffectRule, Happened, effect_rule
+from perdure.pipeline._agent_state import AgentCheckpoint, CallRecord, pending
+from perdure.pipeline._phase import Approval, PhaseContext
+
+
+class Parked(Suspend):
+    """The response can't be answered now: another call comes first in an advance of its own, or `question` has to be answered."""
+
+    def __init__(self, key: str = "", question: Approval | None = None) -> None:
+        super().__init__("The turn stops here.")
+        self.key, self.question = key, question
+
+
+@dataclass
+class CallHost:
+    """The host of one advance's session. `state` grows with what the calls come to; it is stored with whatever the advance comes to."""
+
+    ctx: PhaseContext[AgentCheckpoint]
+    state: AgentCheckpoint
+    phase: str
+    runtime: Runtime
+    one_at_a_time: bool
+    calls: Sequence[Call] = ()
+    _mine: str | None = None
+
+    def see(self, calls: Sequence[Call]) -> None:
+        """The calls of the response in hand."""
+        self.calls = calls
+
+    def delta(self, kind: Literal["text", "reasoning"], text: str) -> None: ...
+
+    def try_begins(self, try_no: int) -> None: ...
+
+    # ── one call ───────────────────────────────────────────────────────────────────────────────────────────
+    async def run_tool(self, call: Call, body: Callable[[], Awaitable[Any]], *, approved: bool) -> Any:
+        record = self.state.records.get(call.id)
+        if record is not None and record.status != "started":
+            return _again(record)
+        if self.one_at_a_time and self._mine not in (None, call.id):
+            raise Parked
+        self._mine = call.id
+        rule = effect_rule(call.metadata)
+        if rule is None:
+            return await self._plain(call, body)
+        if record is not None:
+            known = await self._find_out(call, rule)
+            if known is not None:
+                return _again(known)
+        return await self._effect(call, rule, body)
+
+    async def _plain(self, call: Call, body: Callable[[], Awaitable[Any]]) -> Any:
+        try:
+            value = await keep(await self._within(call, body, call.timeout))
+        except ModelRetry as error:
+            self._note(call, "retry", error.message)
+            raise
+        except ToolFailed as error:
+            self._note(call, "failed", str(error))
+            raise
+        except TimeoutError as error:
+            self._note(call, "failed", _said(error))
+            raise ToolFailed(_said(error)) from error
+        except UnserializableError as error:
+            self._note(call, "failed", error.message)
+            raise ToolFailed(error.message) from error
+        except (ApprovalRequired, CallDeferred):
+            raise
+        except Exception as error:
+            self._note(call, "failed", _said(error))
+            raise
+        self._note(call, "done", value)
+        return value
+
+    async def _effect(self, call: Call, rule: EffectRule, body: Callable[[], Awaitable[Any]]) -> Any:
+        """Stored as begun before the body begins: a crash from here on leaves a question, not a second deed."""
+        self._note(call, "started", None)
+        await self._save()
+        try:
+            value = await self._within(call, body, rule.timeout.total_seconds() if rule.timeout else call.timeout)
+        except (ApprovalRequired, CallDeferred):
+            self._forget(call)
+            await self._save()
+            raise
+        except (ModelRetry, ToolFailed) as error:
+            text = error.message if isinstance(error, ModelRetry) else str(error)
+            self._note(call, "retry" if isinstance(error, ModelRetry) else "failed", text)
+            await self._save()
+            raise
+        except Exception as error:
+            if isinstance(error, rule.certain) or rule.unknown == "retry":
+                self._note(call, "failed", _said(error))
+                await self._save()
+                raise ToolFailed(_said(error)) from error
+            # An exception is no proof that nothing happened.
+            known = await self._find_out(call, rule, _said(error))
+            return _again(known) if known is not None else await self._effect(call, rule, body)
+        try:
+            kept = await keep(value)
+        except UnserializableError as error:
+            self._note(call, "failed", f"It was done, and what it returned can't be kept: {error.message}")
+            await self._save()
+            raise ToolFailed(self.state.records[call.id].value) from error
+        self._note(call, "done", kept)
+        await self._save()
+        return kept
+
+    async def _find_out(self, call: Call, rule: EffectRule, why: str = "its process ended") -> CallRecord | None:
+        """What became of an effect that began: its record; None means that it may run (again)."""
+        if rule.verify is not None:
+            found = await rule.verify(EffectCall(self.ctx.job_id, self.phase, call.name, call.args or {}, self._key(call)))
+            return self._note(call, "done", await keep(found.result)) if isinstance(found, Happened) else None
+        if rule.unknown == "retry":
+            return None
+        key = f"effect:{call.id}"
+        ruling = self.state.rulings.get(key)
+        if ruling is None:
+            data = {"tool": call.name, "input": call.args, "tool_call_id": call.id, "key": self._key(call), "why": why}
+            raise Parked(
+                key, Approval(f"Nobody knows whether {call.name} happened ({why}). Run it? Deny it with a value that is its result.", data, None)
+            )
+        if ruling.approved:
+            self.state = replace(self.state, rulings={each: said for each, said in self.state.rulings.items() if each != key})
+            return None
+        if ruling.value is not None:
+            return self._note(call, "done", ruling.value)
+        return self._note(call, "failed", ruling.reason or "It is not known whether it happened; it was not run again.")
+
+    # ── decisions ──────────────────────────────────────────────────────────────────────────────────────────
+    async def decide(self, calls: Sequence[Call]) -> dict[str, Decision]:
+        decided: dict[str, Decision] = {}
+        for call in calls:
+            deferred: dict[str, Any] = call.metadata.get("deferred") or {}
+            kind = deferred.get("kind", "approval")
+            ruling = self.state.rulings.get(call.id)
+            if ruling is None:
+                raise Parked(call.id, _question(call, kind, deferred))
+            if kind == "approval":
+                args = cast(dict[str, Any], ruling.value) if isinstance(cast(object, ruling.value), dict) else None
+                decided[call.id] = Decision(ruling.approved, args, ruling.reason)
+            else:
+                decided[call.id] = Decision(ruling.approved, message=ruling.reason, answered=ruling.approved, result=ruling.value)
+        return decided
+
+    # ── small parts ────────────────────────────────────────────────────────────────────────────────────────
+    async def _within(self, call: Call, body: Callable[[], Awaitable[Any]], limit: float | None) -> Any:
+        token = enter(self._current(call))
+        try:
+            async with asyncio.timeout(limit):
+                return await body()
+        finally:
+            leave(token)
+
+    def _note(self, call: Call, status: Literal["started", "done", "failed", "retry"], value: Any) -> CallRecord:
+        record = CallRecord(status, value)
+        records = {**self.state.records, call.id: record}
+        self.state = replace(self.state, records=records, pending_tool_calls=pending(self.calls, records))
+        return record
+
+    def _forget(self, call: Call) -> None:
+        self.state = replace(self.state, records={each: record for each, record in self.state.records.items() if each != call.id})
+
+    async def _save(self) -> None:
+        await self.ctx.save_state(self.state)
+
+    def _key(self, call: Call) -> str:
+        """The same over crashes, resumes and tries; another for each call."""
+        return f"{self.ctx.job_id}:{self.state.conversation}:{self.state.turn}:{call.position}"
+
+    def _current(self, call: Call) -> CurrentRun:
+        trigger = TriggerEnvelope(self.state.conversation, "python", self.phase, self.state.prompt)
+        return CurrentRun(
+            id=self.ctx.job_id, agent=self.phase, generation=1, step=self.state.turn, trigger=trigger, input=None, cancellation=self.ctx.cancelled,
+            artifacts=_NoArtifacts(), write_log=self._log, key=self._key(call), tool=call.name, attempt=self.ctx.attempt,
+        )  # fmt: skip
+
+    def _log(self, level: str, message: str, data: dict[str, Any]) -> None:
+        kept: Literal["info", "warn", "error"] = "warn" if level == "warn" else "error" if level == "error" else "info"
+        self.runtime.spawn(self.ctx.log(f"{message} {data}" if data else message, kept), name="perdure-pipeline-tool-log")
+
+
+class _NoArtifacts:
+    """A pipeline alone has no shelf for files."""
+
+    async def put(self, data: bytes, *, media_type: str = "application/octet-stream", filename: str | None = None) -> Artifact:
+        _no_artifacts()
+
+    async def get(self, artifact_id: str) -> bytes:
+        _no_artifacts()
+
+
+def _no_artifacts() -> NoReturn:
+    raise ConfigurationError("A pipeline by itself stores no artifacts. Register it with an engine, or keep files in your own place.")
+
+
+def _again(record: CallRecord) -> Any:
+    """What the recorded call came to, once more."""
+    if record.status == "retry":
+        raise ModelRetry(str(record.value))
+    if record.status == "failed":
+        raise ToolFailed(str(record.value))
+    return record.value
+
+
+def _question(call: Call, kind: str, deferred: dict[str, Any]) -> Approval:
+    said = {name: value for name, value in deferred.items() if name != "kind"}
+    data = {"tool": call.name, "input": call.args, "tool_call_id": call.id, "schema": call.schema, "kind": kind, **({"said": said} if said else {})}
+    asks = f"Run {call.name}?" if kind == "approval" else f"{call.name} is done elsewhere: what is its result?"
+    return Approval(asks, data)
+
+
+def _said(error: BaseException) -> str:
+    if isinstance(error, TimeoutError) and not str(error):
+        return "TimeoutError: it took too long"
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
