@@ -17,7 +17,7 @@ SOURCE = ROOT / "src" / "perdure"
 HOMES = {
     "pydantic_ai": ("agents", "pipeline", "engine", "testing", "cli"),
     "psycopg": ("stores/postgres",),
-    "sqlite3": ("stores/sqlite",),
+    "sqlite3": ("stores/sqlite", "pipeline/_sqlite"),
     "typer": ("cli",),
     "rich": ("cli",),
     "opentelemetry": ("telemetry", "telemetry.py"),
