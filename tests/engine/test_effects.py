@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -266,7 +265,7 @@ def test_a_provider_that_repeats_its_call_ids_gets_two_effects(sim: Any) -> None
     bank = Bank()
 
     async def main() -> None:
-        same = [call("refund", id="call_1", order="1", cents=1), call("refund", id="call_1", order="2", cents=2), say("done")]
+        same = [Reply(calls=(ScriptedCall("refund", {"order": str(n), "cents": n}, id="call_1"),), finish="tool_call") for n in (1, 2)]
         engine = sim.engine()
         agent = engine.agent(refunding(bank, *same, say("done")))
         async with engine:

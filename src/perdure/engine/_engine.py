@@ -25,6 +25,7 @@ from perdure.core.commit import (
     NewRun,
     Resolve,
     Resolved,
+    ResolveOutcome,
     RetryRequest,
     RunFilter,
     SettleEffect,
@@ -41,6 +42,7 @@ from perdure.core.errors import (
     InvalidTrigger,
     RunNotFoundError,
     StoreUnavailable,
+    WaitNotFoundError,
 )
 from perdure.core.limits import ARTIFACT_MAX, DEATHS_MAX, DRAIN_GRACE, EFFECT_GRACE, KEY_MAX, LEASE_DEFAULT, MODEL_TRIES_MAX, PAYLOAD_MAX, POLL, TICK
 from perdure.core.run import Run, RunStatus
@@ -54,6 +56,7 @@ from perdure.engine._handle import DurableAgent, File, Request, RunHandle, secon
 from perdure.engine._jobtype import JobType
 from perdure.engine._news import RunEvent, follow, until_final
 from perdure.engine._notify import Link, Messenger, token_hash
+from perdure.engine._schema import schema_error
 from perdure.engine._worker import Env, Worker
 from perdure.events import Hub
 from perdure.notifiers import Notifier
@@ -208,6 +211,16 @@ class Engine:
     def agents(self) -> Mapping[str, JobType]:
         """What is registered, by name."""
         return self._types
+
+    def check_models(self) -> None:
+        """Whether this process can call the models of its agents, as far as that is known without a call.
+
+        Raises:
+            ConfigurationError: The first one that it can't call, and why.
+        """
+        for kind in self._types.values():
+            if isinstance(kind, AgentType):
+                kind.check_model()
 
     def durable(self, name: str) -> DurableAgent[Any, Any]:
         """The registered agent of this name. Raises `AgentNotFoundError`."""
@@ -510,8 +523,23 @@ class Engine:
         """
         kind = ResolutionKind.EVENT if decision is None else ResolutionKind.ANSWER
         resolution = Resolution(kind, decision, clean(value), clean(reason), clean(by), via)
+        if decision == "approve" and value is not None:
+            refused = await self._refusal(wait_id, resolution.value)
+            if refused is not None:
+                return refused
         request = Resolve(wait_id, resolution, input_hash, None if token is None else token_hash(token))
         return await self._again(lambda: self.store.resolve(request))
+
+    async def _refusal(self, wait_id: str, edited: Any) -> Resolved | None:
+        """An edited input that the tool's stored schema refuses: nothing is written."""
+        wait = await self._again(lambda: self.store.wait(wait_id))
+        if wait is None:
+            raise WaitNotFoundError(wait_id)
+        wrong = schema_error(edited, wait.row.data.get("schema") or {})
+        if wrong is None:
+            return None
+        status = (await self.run(wait.run_id)).status
+        return Resolved(ResolveOutcome.REFUSED, wait, status, f"The edited input does not fit {wait.row.tool!r}: {wrong}")
 
     async def approve(
         self, wait_id: str, *, by: str | None = None, input: Mapping[str, Any] | None = None, reason: str | None = None, via: str = "python"

@@ -34,6 +34,7 @@ class LeaseKeeper:
         self._loop = asyncio.get_running_loop()
         self._side: Side | None = None
         self._watch: asyncio.Task[None] | None = None
+        self._busy = asyncio.Event()
         self._beat_asked: float | None = None
         self._warned = False
 
@@ -49,6 +50,7 @@ class LeaseKeeper:
 
     def keep(self, execution: Execution) -> None:
         self._held[execution.run.id] = execution
+        self._busy.set()
 
     def let_go(self, execution: Execution) -> None:
         if self._held.get(execution.run.id) is execution:
@@ -111,6 +113,9 @@ class LeaseKeeper:
     async def _stop_what_is_over(self) -> None:
         pause = self._lease.total_seconds() * LEASE_MARGIN / 2
         while True:
+            if not self._held:
+                self._busy.clear()
+                await self._busy.wait()
             await self._runtime.sleep(pause)
             now = self._runtime.monotonic()
             for execution in list(self._held.values()):

@@ -121,7 +121,7 @@ class ToolDesk:
         self._go_on()
         policy = self._policy(call)
         if not approved and self._must_ask(call, policy.approval):
-            if policy.effect is not None:
+            if policy.effect is not None and not self._decided(call):
                 self._stop_batch(call.position)
             raise ApprovalRequired
         if policy.effect is None:
@@ -147,8 +147,9 @@ class ToolDesk:
 
     def rest_write(self) -> Write:
         """Everything finished and not yet written, the rows to wait for, and the ending."""
-        rows = [each.wait for each in self._deferrals.values() if each.wait is not None]
-        planned = [each.effect for each in self._deferrals.values() if each.effect is not None]
+        deferrals = [self._deferrals[position] for position in sorted(self._deferrals)]
+        rows = [each.wait for each in deferrals if each.wait is not None]
+        planned = [each.effect for each in deferrals if each.effect is not None]
         ending = Park() if self._rest_later is None or rows else Release("retry_after", self._rest_later)
         write = self.finished() + Write(effects=tuple(planned), waits=tuple(rows), ending=ending)
         return replace(write, progress=bool(rows or write.steps))
@@ -482,11 +483,15 @@ class ToolDesk:
         run = self._execution.run
         return rule.needed(ApprovalCall(call.name, call.args or {}, run.id, run.agent, run.trigger))
 
+    def _decided(self, call: Call) -> bool:
+        row = self._facts.waits.get(f"approval:{call.position}")
+        return row is not None and row.resolution is not None and row.resolution.kind is not ResolutionKind.CANCELLED
+
     def _decision(self, call: Call) -> Decision | None:
         """The stored decision, or a new row in the deferrals."""
         question = f"approval:{call.position}"
         row = self._facts.waits.get(question)
-        if row is not None and row.resolution is not None and row.resolution.kind is not ResolutionKind.CANCELLED:
+        if row is not None and self._decided(call):
             return read_decision(row)
         if row is not None and row.open:
             return None

@@ -1,0 +1,18 @@
+"""Whether a value fits a tool's JSON schema."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def schema_error(value: Any, schema: Mapping[str, Any]) -> str | None:
+    """What is wrong with `value`, with its path; None where it fits."""
+    import jsonschema  # only answers with an edited input need it
+
+    error = jsonschema.Draft202012Validator(schema).iter_errors(value)
+    first = min(error, key=lambda each: len(each.absolute_path), default=None)
+    if first is None:
+        return None
+    where = ".".join(str(each) for each in first.absolute_path)
+    return f"{where}: {first.message}" if where else first.message
