@@ -113,7 +113,6 @@ class MemoryStore:
         self._instant: datetime | None = None
         self._rows: dict[str, _Row] = {}
         self._keys: dict[tuple[str, str], str] = {}
-        self._claims: dict[str, str] = {}
         self._heads: dict[str, str] = {}
         self._waits: dict[str, str] = {}
         self._open: dict[str, str] = {}
@@ -301,8 +300,8 @@ class MemoryStore:
             before = self._effect(write.key)
             if before is not None and answers.settled_for_ever(before, write):
                 raise Conflict(f"Effect {write.key} is {before.state} and stays so.", key=write.key, run_id=before.run_id, state=str(before.state))
-            holder = None if write.claim is None else self._holder(write.claim)
-            if write.state is EffectState.STARTED and holder is not None and holder.key != write.key and answers.blocks_key(holder):
+            holder = self._holder(write)
+            if write.state is EffectState.STARTED and holder is not None:
                 raise Conflict(
                     f"Another call of {write.tool!r} is {holder.state} under this business key.",
                     claim=write.claim, key=holder.key, run_id=holder.run_id, state=str(holder.state),
@@ -311,9 +310,11 @@ class MemoryStore:
             if self._seen(child) is None:
                 self._check_new(replace(child, parent_run=commit.run_id))
 
-    def _holder(self, claim: str) -> Effect | None:
-        key = self._claims.get(claim)
-        return None if key is None else self._effect(key)
+    def _holder(self, write: EffectWrite) -> Effect | None:
+        """The oldest other effect that keeps the business key of this one from being started."""
+        others = (self._effect(key) for key in self._effects if key != write.key)
+        named = (each for each in others if each is not None and write.claim is not None and each.row.claim == write.claim)
+        return next((each for each in named if answers.blocks_key(each)), None)
 
     def _save_checkpoint(self, row: _Row, write: CheckpointWrite, now: datetime) -> None:
         generation = row.run.generation
@@ -336,8 +337,6 @@ class MemoryStore:
         stored = Effect(run.id, run.generation, write) if before is None else replace(before, row=write)
         if write.state is EffectState.STARTED:
             stored = replace(stored, worker=run.lease_owner, epoch=run.epoch, started_at=now, settled_at=None, settled_by=None)
-            if write.claim is not None:
-                self._claims[write.claim] = write.key
         if write.state in (EffectState.DONE, EffectState.FAILED):
             stored = replace(stored, settled_at=now)
         self._put_effect(row, stored)

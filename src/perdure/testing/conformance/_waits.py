@@ -321,15 +321,15 @@ class WaitConformance(Conformance):
             assert (await bench.answer(by="ana")).outcome is ResolveOutcome.ALREADY
             assert (await bench.answer(by="dee")).outcome is ResolveOutcome.REFUSED
             assert (await bench.answer()).outcome is ResolveOutcome.REFUSED
-            assert (await bench.answer(by="bo", value={"n": 2})).outcome is ResolveOutcome.CONFLICT, "another input than the first one approved"
+            assert (await bench.answer(by="bo", value={"n": 2})).outcome is ResolveOutcome.VOTED, "for another input: votes count per input"
             last = await bench.answer(by="cy")
             assert (last.outcome, last.run_status, [vote["by"] for vote in last.wait.votes]) == (
-                ResolveOutcome.RESOLVED, RunStatus.PENDING, ["ana", "cy"],
+                ResolveOutcome.RESOLVED, RunStatus.PENDING, ["ana", "bo", "cy"],
             )  # fmt: skip
             assert last.wait.resolution is not None and last.wait.resolution.by == "ana, cy"
             assert (await bench.answer(by="cy")).outcome is ResolveOutcome.ALREADY
             assert (await bench.answer(by="bo", decision="deny")).outcome is ResolveOutcome.CONFLICT
-            assert (await bench.events()).count("wait.voted") == 1
+            assert (await bench.events()).count("wait.voted") == 2
             assert len(await store.steps("r1")) == 1
 
     async def test_one_denial_settles_it(self, kit: Kit) -> None:

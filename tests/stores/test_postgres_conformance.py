@@ -1,0 +1,55 @@
+"""The Postgres store passes the suite of all stores, and walks beside the memory store."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from datetime import timedelta
+
+import psycopg
+import pytest
+
+from perdure.stores import Store
+from perdure.stores.postgres import PostgresStore
+from perdure.testing.conformance import Kit, StoreConformance
+from perdure.testing.postgres import PostgresServer
+
+SCHEMAS = itertools.count(1)
+
+
+class PostgresKit:
+    """One schema, a store with a pool of its own for each handle, and the clock in the schema."""
+
+    def __init__(self, dsn: str) -> None:
+        self.dsn, self.schema = dsn, f"test_{next(SCHEMAS)}"
+
+    def open(self) -> Store:
+        return PostgresStore(self.dsn, schema=self.schema, pool_max=2)
+
+    def advance(self, by: timedelta) -> None:
+        with psycopg.connect(self.dsn) as connection:
+            micros = by // timedelta(microseconds=1)
+            connection.execute(f"UPDATE {self.schema}.meta SET value = value + %s WHERE name = 'clock_offset'", (micros,))  # pyright: ignore[reportArgumentType]
+
+    def size(self) -> int:
+        with psycopg.connect(self.dsn) as connection:
+            row = connection.execute(
+                "SELECT sum(pg_total_relation_size(c.oid)) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relkind = 'r'",
+                (self.schema,),
+            ).fetchone()
+        assert row is not None
+        return int(row[0])
+
+    def drop(self) -> None:
+        with psycopg.connect(self.dsn) as connection:
+            connection.execute(f"DROP SCHEMA IF EXISTS {self.schema} CASCADE")  # pyright: ignore[reportArgumentType]
+
+
+class TestPostgres(StoreConformance):
+    """The Postgres store, with a pool of two."""
+
+    @pytest.fixture
+    def kit(self, postgres: PostgresServer) -> Iterator[Kit]:
+        kit = PostgresKit(postgres.dsn)
+        yield kit
+        kit.drop()
