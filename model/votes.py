@@ -1,4 +1,7 @@
-"""Quorum and edits: several people, one row, answers that cross in the network and arrive twice."""
+"""Quorum and edits: several people, one row, answers that cross in the network and arrive twice.
+
+Votes count per input: an edit is a vote for the edited input, and the first input with enough votes is the one that runs.
+"""
 
 from __future__ import annotations
 
@@ -17,23 +20,22 @@ NEEDED = 2
 
 
 class Vote(NamedTuple):
-    """An answer on its way: who, what, about which input, and the edit if there is one."""
+    """An answer on its way: who, what, and for which input."""
 
     by: str
     word: str
-    about: int
-    edit: int = -1
+    input: int
 
 
 class World(NamedTuple):
-    """The row, what each person has seen, and the answers in the network (each may arrive any number of times)."""
+    """The row, and the answers in the network (each may arrive any number of times)."""
 
-    input: int = ORIGINAL
     state: str = "open"
     """`open`, `yes`, `no`, `expired`."""
-    votes: tuple[str, ...] = ()
+    input: int = ORIGINAL
+    """The input that runs, once the state is `yes`."""
+    votes: tuple[tuple[str, int], ...] = ()
     due: bool = False
-    seen: tuple[int, ...] = (-1, -1, ORIGINAL)
     network: tuple[Vote, ...] = ()
     wanted: frozenset[tuple[str, int]] = frozenset()
     """Who has ever said yes to which input: the truth, kept apart from the row."""
@@ -85,24 +87,19 @@ class VoteModel(Ruled):
                 yield Step(FAIR, "sweep:", "expired"), w._replace(state="expired")
         for vote in w.network:
             after, answer = self._judge(w, vote)
-            yield Step(ENV, "arrives:", f"{vote.word} of {vote.by} about {vote.about}: {answer}"), drop(after, vote)
-            yield Step(FAULT, "arrives and will come again:", f"{vote.word} of {vote.by} about {vote.about}: {answer}"), after
+            yield Step(ENV, "arrives:", f"{vote.word} of {vote.by} to input {vote.input}: {answer}"), drop(after, vote)
+            yield Step(FAULT, "arrives and will come again:", f"{vote.word} of {vote.by} to input {vote.input}: {answer}"), after
 
     def _people(self, w: World) -> Iterator[tuple[Step, World]]:
-        for p, who in enumerate(PEOPLE):
-            if w.seen[p] != w.input and who != REQUESTER:
-                yield Step(ENV, f"{who} looks", f"at input {w.input}"), w._replace(seen=(*w.seen[:p], w.input, *w.seen[p + 1 :]))
-            about = w.seen[p]
-            if about < 0 or any(vote.by == who for vote in w.network):
-                continue
-            yield Step(ENV, f"{who} says yes", f"to {about}"), sent(w, Vote(who, "yes", about), who, about)
-            if who == "ann" and not any(vote.by == LINK for vote in w.network):
-                yield Step(ENV, f"{who} says yes by a link", f"to {about}"), sent(w, Vote(LINK, "yes", about), who, about)
-            edit = EDITED if about == ORIGINAL else ORIGINAL
-            if who != REQUESTER:
-                yield Step(ENV, f"{who} edits", f"{about} to {edit}"), sent(w, Vote(who, "yes", about, edit), who, edit)
+        for who in PEOPLE:
+            if any(vote.by == who for vote in w.network):
+                continue  # one answer of each on its way at a time
+            for input in (ORIGINAL, EDITED):
+                yield Step(ENV, f"{who} says yes", f"to input {input}"), sent(w, Vote(who, "yes", input), who)
+                if who == "ann" and not any(vote.by == LINK for vote in w.network):
+                    yield Step(ENV, f"{who} says yes by a link", f"to input {input}"), sent(w, Vote(LINK, "yes", input), who)
             if who == "ben":
-                yield Step(ENV, f"{who} says no", f"to {about}"), sent(w, Vote(who, "no", about), who, -1)
+                yield Step(ENV, f"{who} says no"), sent(w, Vote(who, "no", ORIGINAL), who)
 
     def _judge(self, w: World, vote: Vote) -> tuple[World, str]:
         """What the store does with an answer."""
@@ -110,26 +107,26 @@ class VoteModel(Ruled):
             return w, "conflict"
         if vote.by == REQUESTER and self.rule("requester"):
             return w, "refused"
-        if vote.word == "no":
-            return w._replace(state="no", first_no=True), "settled"
         if vote.by == LINK and self.rule("vote-named"):
             return w, "refused"
-        if vote.about != w.input and self.rule("vote-bound"):
-            return w, "conflict"
-        if vote.edit >= 0:
-            w = w._replace(input=vote.edit, votes=() if self.rule("edit-revotes") else w.votes)
-        if vote.by in w.votes and self.rule("vote-once"):
+        if vote.word == "no":
+            return w._replace(state="no", first_no=True), "settled"
+        agreeing = [who for who, input in w.votes if input == vote.input or not self.rule("vote-bound")]
+        if vote.by in agreeing and self.rule("vote-once"):
             return w, "already"
-        votes = tuple(sorted((*w.votes, vote.by)))
-        return w._replace(votes=votes, state="yes" if len(votes) >= NEEDED else "open"), "voted"
+        votes = tuple(sorted((*w.votes, (vote.by, vote.input))))
+        if len(agreeing) + 1 < NEEDED:
+            return w._replace(votes=votes), "voted"
+        return w._replace(votes=votes, state="yes", input=vote.input), "approved"
 
     def show(self, w: World) -> str:
-        return f"{w.state}{' due' if w.due else ''}, input {w.input}, votes {', '.join(w.votes) or 'none'}, {len(w.network)} on the way"
+        votes = ", ".join(f"{who} for {input}" for who, input in w.votes) or "none"
+        return f"{w.state}{f', input {w.input}' if w.state == 'yes' else ''}{' due' if w.due else ''}, votes {votes}, {len(w.network)} on the way"
 
 
-def sent(w: World, vote: Vote, who: str, wants: int) -> World:
+def sent(w: World, vote: Vote, who: str) -> World:
     """The answer is in the network, and what its author wants is known to us alone."""
-    wanted = w.wanted if wants < 0 else w.wanted | {(who, wants)}
+    wanted = w.wanted | {(who, vote.input)} if vote.word == "yes" else w.wanted
     return w._replace(network=tuple(sorted((*w.network, vote))), wanted=wanted)
 
 
@@ -140,8 +137,7 @@ def drop(w: World, vote: Vote) -> World:
     return w._replace(network=tuple(left))
 
 
-rule("vote-bound", "a yes to one input counts for another", "quorum", "a_yes_has_its_quorum")
+rule("vote-bound", "yeses to two inputs are counted together", "quorum", "a_yes_has_its_quorum")
 rule("vote-once", "one person's answer, delivered twice, is two votes", "quorum", "a_yes_has_its_quorum")
 rule("vote-named", "one person votes by name and by link", "quorum", "a_yes_has_its_quorum")
-rule("edit-revotes", "votes for the old input carry over to the new one", "quorum", "a_yes_has_its_quorum")
 rule("requester", "who asked for it approves it", "quorum", "a_yes_has_its_quorum")

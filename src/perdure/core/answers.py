@@ -141,15 +141,20 @@ def _count(wait: WaitPoint, said: Resolution, policy: Policy) -> Verdict:
     """One answer decides, unless several approvals are asked for; one denial always does."""
     if policy.quorum <= 1 or said.decision != "approve":
         return Verdict(ResolveOutcome.RESOLVED, said)
-    if any(vote["by"] == said.by for vote in wait.votes):
-        same = any(vote["by"] == said.by and vote["value"] == said.value for vote in wait.votes)
-        return Verdict(ResolveOutcome.ALREADY if same else ResolveOutcome.CONFLICT, message=f"{said.by} has voted already.")
-    if wait.votes and wait.votes[0]["value"] != said.value:
-        return Verdict(ResolveOutcome.CONFLICT, message="The votes before this one approve another input.")
+    # Votes count per input: an edit is a vote for the edited one, and the first input with enough votes is the one that runs.
+    agreeing = [vote for vote in wait.votes if _voted_for(wait, vote["value"]) == _voted_for(wait, said.value)]
+    if any(vote["by"] == said.by for vote in agreeing):
+        return Verdict(ResolveOutcome.ALREADY, message=f"{said.by} has said so already.")
     votes = (*wait.votes, said.to_json())
-    if len(votes) < policy.quorum:
+    if len(agreeing) + 1 < policy.quorum:
         return Verdict(ResolveOutcome.VOTED, votes=votes)
-    return Verdict(ResolveOutcome.RESOLVED, replace(said, by=", ".join(vote["by"] for vote in votes)), votes=votes)
+    names = [*(vote["by"] for vote in agreeing), said.by or ""]  # an answer without a name was refused above
+    return Verdict(ResolveOutcome.RESOLVED, replace(said, by=", ".join(names)), votes=votes)
+
+
+def _voted_for(wait: WaitPoint, value: Any) -> Any:
+    """The input that an approval is for: the edited one, else the one that was shown."""
+    return wait.row.input if value is None else value
 
 
 def quiet_at(effect: Effect) -> datetime:
