@@ -16,7 +16,7 @@ from perdure.agents._gate import check
 from perdure.agents._messages import referred
 from perdure.agents._values import revive
 from perdure.core.errors import ArtifactNotFoundError
-from perdure.core.limits import INLINE_MAX
+from perdure.core.limits import INLINE_MAX, PREVIEW_CHARS
 from perdure.core.trigger import Attachment, TriggerEnvelope
 from perdure.testing.models import ScriptedModel, call, calls, say
 
@@ -135,7 +135,7 @@ async def test_a_large_result_becomes_an_artifact_with_a_preview(size: int) -> N
         assert not drawer.files
     else:
         assert content["bytes"] == size
-        assert content["preview"].startswith("xxx")
+        assert content["preview"] == "x" * PREVIEW_CHARS
         assert drawer.files[content["artifact"].removeprefix("perdure-artifact:")] == b"x" * size
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from operator import is_
 from typing import Any, cast
 
 from pydantic_ai.messages import BinaryContent, BinaryImage, FilePart, ModelMessage, ToolReturnPart, UserPromptPart
@@ -20,7 +21,7 @@ class Files:
     def __init__(self, shelf: Shelf | None) -> None:
         self._shelf = shelf
         self._bytes: dict[str, bytes] = {}
-        self._with_files: dict[int, tuple[ModelMessage, ModelMessage]] = {}
+        self._last: tuple[list[ModelMessage], list[ModelMessage]] = ([], [])
 
     async def fetch(self, history: Sequence[ModelMessage]) -> None:
         """Read what the history refers to and is not at hand.
@@ -37,9 +38,16 @@ class Files:
                         self._bytes[artifact_id] = await self._shelf.get(artifact_id)
 
     async def restore(self, messages: Sequence[ModelMessage]) -> list[ModelMessage]:
-        """The messages with the bytes in place of the references. A new list; what is stored stays as it is."""
-        await self.fetch([message for message in messages if id(message) not in self._with_files])
-        return [self._restored(message) for message in messages]
+        """The messages with the bytes in place of the references. A new list; what is stored stays as it is.
+
+        Of a history that has grown, only what was added is looked at.
+        """
+        before, filled = self._last
+        same = common(messages, before)
+        await self.fetch(messages[same:])
+        restored = [*filled[:same], *(self._restored(message) for message in messages[same:])]
+        self._last = (list(messages), restored)
+        return list(restored)
 
     async def without_bytes(self, message: ModelMessage) -> ModelMessage:
         """The message with references in place of bytes: of a prompt, of a model's own files."""
@@ -49,12 +57,8 @@ class Files:
         return replace(message, parts=parts)
 
     def _restored(self, message: ModelMessage) -> ModelMessage:
-        known = self._with_files.get(id(message))
-        if known is None or known[0] is not message:
-            parts: Any = [self._fill(part) for part in message.parts]
-            filled = message if all(new is old for new, old in zip(parts, message.parts, strict=True)) else replace(message, parts=parts)
-            known = self._with_files[id(message)] = (message, filled)
-        return known[1]
+        parts: Any = [self._fill(part) for part in message.parts]
+        return message if all(new is old for new, old in zip(parts, message.parts, strict=True)) else replace(message, parts=parts)
 
     def _fill(self, part: Any) -> Any:
         if not any(_references(part)):
@@ -104,6 +108,14 @@ class Files:
         if kept is not item and (artifact_id := referred(kept)) is not None:
             self._bytes[artifact_id] = item.data
         return kept
+
+
+def common(one: Sequence[ModelMessage], other: Sequence[ModelMessage]) -> int:
+    """How many leading messages are the same objects."""
+    shorter = min(len(one), len(other))
+    if all(map(is_, one, other)):
+        return shorter
+    return next(at for at in range(shorter) if one[at] is not other[at])
 
 
 def _own_reference(part: FilePart) -> str | None:

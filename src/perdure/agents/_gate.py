@@ -216,17 +216,17 @@ def outcome_of(part: ToolReturnPart) -> Literal["success", "failed", "denied", "
     return "retry" if outcome == "retried" else "denied" if outcome == "denied" else "success" if outcome == "success" else "failed"
 
 
-def retried(history: Iterable[ModelMessage]) -> dict[str, int]:
-    """How many times in a row each tool was told to try again, by the history."""
-    counts: dict[str, int] = {}
+def retried(history: Iterable[ModelMessage], counts: Mapping[str, int] | None = None) -> dict[str, int]:
+    """How many times in a row each tool was told to try again, by the history; `counts` is what the history before it came to."""
+    now = dict(counts or {})
     for message in history:
         if not isinstance(message, ModelRequest):
             continue
         results = [part for part in message.parts if isinstance(part, ToolReturnPart)]
         for name in {part.tool_name for part in results}:
             asked = any(part.tool_name == name and part.outcome == "retried" for part in results)
-            counts[name] = counts.get(name, 0) + 1 if asked else 0
-    return counts
+            now[name] = now.get(name, 0) + 1 if asked else 0
+    return now
 
 
 def refusals(history: Iterable[ModelMessage], outputs: Collection[str]) -> int:

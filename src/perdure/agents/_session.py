@@ -43,7 +43,7 @@ from perdure.agents import _gate as gate
 from perdure.agents._capability import Inner, Link, Outer
 from perdure.agents._driver import Driver
 from perdure.agents._faults import StreamCut, describe, is_quota, is_transient, retry_after
-from perdure.agents._files import Files
+from perdure.agents._files import Files, common
 from perdure.agents._kinds import kind_of
 from perdure.agents._messages import text_of
 from perdure.agents._turn import Answered, Call, Finished, Host, ModelFailed, Reply, Result
@@ -119,6 +119,7 @@ class AgentSession:
     def __post_init__(self) -> None:
         self._files = Files(self.artifacts)
         self._ids = gate.call_ids(self.history)
+        self._retried = gate.retried(self.history[self.since :])
         self._stack: AsyncExitStack | None = None
         self._run: AgentRun[Any, Any] | None = None
         self._node: Any = None
@@ -160,6 +161,7 @@ class AgentSession:
         said = RetryFeedbackPart(content=text, retry=RetryInfo(cause="no_output"), timestamp=self.runtime.now())
         request = ModelRequest(parts=parts or [said], timestamp=self.runtime.now())
         self.history.append(request)
+        self._retried = gate.retried([request], self._retried)
         self._node = None
         return Answered(request, self._results(request, response))
 
@@ -357,7 +359,7 @@ class AgentSession:
             # A hook of the user's refused the response already; what it said goes to the model.
             return await self._answered(node, response)
         link.positions, link.deferred, link.late = _positions(response), {}, {}
-        link.retried = gate.retried(self.history[self.since :])
+        link.retried = self._retried
         unknown = [
             part
             for part in response.parts
@@ -436,6 +438,7 @@ class AgentSession:
         request = await self._stored(node.request)
         self._live.append(node.request)
         self.history.append(request)
+        self._retried = gate.retried([request], self._retried)
         results = self._results(request, response)
         refused = any(isinstance(part, RetryFeedbackPart) for part in request.parts) or any(
             each.call.output and each.outcome == "retry" for each in results
@@ -492,7 +495,7 @@ class AgentSession:
 
         Messages that the loop left alone stay the objects that they were: whoever stores them sees by that what is new.
         """
-        same = next((at for at, (one, other) in enumerate(zip(live, self._live, strict=False)) if one is not other), min(len(live), len(self._live)))
+        same = common(live, self._live)
         by_identity = {id(one): stored for one, stored in zip(self._live[same:], self.history[same:], strict=False)}
         followed = self.history[:same]
         for message in live[same:]:
