@@ -52,11 +52,17 @@ def decide(email: Email, facts: Mapping[str, Any]) -> Act:
     category, order_id = categorise(email), order_number(email)
     if order_id and category != "spam" and "lookup_order" not in facts:
         return Act(f"{opening(email)} It names order {order_id}, so I look that up first.", "lookup_order", {"order_id": order_id})
-    order = facts.get("lookup_order")
-    if isinstance(order, dict) and category in _PARCEL_MATTERS and "shipment_status" not in facts:
+    order, shipment = facts.get("lookup_order"), facts.get("shipment_status")
+    if isinstance(order, dict) and category in _PARCEL_MATTERS and shipment is None:
         say = f"The order is {order['customer']}'s, over {euros(order['total_cents'])}, and stands as {order['status']}. Now the parcel."
         return Act(say, "shipment_status", {"order_id": order_id})
-    return Act(verdict(category, order, facts.get("shipment_status")), ticket=ticket(email, category, order_id, order, facts.get("shipment_status")))
+    if category == "billing" and (cents := surplus(order)) > 0 and "refund" not in facts:
+        say = f"The customer is right: {euros(cents)} too much was taken. That has to go back."
+        return Act(say, "refund", {"order_id": order_id, "cents": cents})
+    written = ticket(email, category, order_id, order, shipment, refunded=isinstance(facts.get("refund"), dict))
+    if "file_ticket" not in facts:
+        return Act(verdict(category, order, shipment), "file_ticket", {"ticket": written})
+    return Act(f"Filed as {facts['file_ticket']}.", ticket=written)
 
 
 def order_number(email: Email) -> str | None:
@@ -90,13 +96,13 @@ def opening(email: Email) -> str:
 
 def verdict(category: Category, order: Any, shipment: Any) -> str:
     if isinstance(shipment, dict):
-        return f"{shipment['carrier']} says {shipment['status']}, last seen: {shipment['last_seen']}. That settles it: a matter of {category}. Here is the ticket."
+        return f"{shipment['carrier']} says {shipment['status']}, last seen: {shipment['last_seen']}. That settles it: a matter of {category}. I file the ticket."
     if isinstance(order, str):
-        return f"The shop says: {order} I can only ask the customer. Here is the ticket."
-    return f"Nothing more to look up: this is a matter of {category}. Here is the ticket."
+        return f"The shop says: {order} I can only ask the customer. I file the ticket."
+    return f"Nothing more to look up: this is a matter of {category}. I file the ticket."
 
 
-def ticket(email: Email, category: Category, order_id: str | None, order: Any, shipment: Any) -> dict[str, Any]:
+def ticket(email: Email, category: Category, order_id: str | None, order: Any, shipment: Any, *, refunded: bool = False) -> dict[str, Any]:
     known = isinstance(order, dict)
     priority = prioritise(email, category)
     return {
@@ -104,7 +110,7 @@ def ticket(email: Email, category: Category, order_id: str | None, order: Any, s
         "priority": priority,
         "order_id": order_id if known else None,
         "summary": summary(email),
-        "suggested_reply": reply(email, category, order_id, order, shipment),
+        "suggested_reply": reply(email, category, order_id, order, shipment, refunded=refunded),
         "needs_human": priority == "urgent" or category in _NEEDS_PERSON or (order_id is not None and not known and category != "spam"),
     }
 
@@ -118,11 +124,11 @@ def summary(email: Email) -> str:
     return best if len(best) <= 140 else f"{best[:137].rsplit(' ', 1)[0]} …"
 
 
-def reply(email: Email, category: Category, order_id: str | None, order: Any, shipment: Any) -> str:
+def reply(email: Email, category: Category, order_id: str | None, order: Any, shipment: Any, *, refunded: bool = False) -> str:
     if category == "spam":
         return ""
     german = len(_GERMAN & set(re.findall(r"\w+", email.text.lower()))) >= 3
-    body = (_german if german else _english)(category, order_id, order, shipment)
+    body = _german(category, order_id, order, shipment) if german else _english(category, order_id, order, shipment, refunded)
     hello, bye = (
         (f"Guten Tag {name_of(email)},", "Mit freundlichen Grüßen\nKettle & Loom")
         if german
@@ -131,7 +137,7 @@ def reply(email: Email, category: Category, order_id: str | None, order: Any, sh
     return f"{hello}\n\n{body}\n\n{bye}"
 
 
-def _english(category: Category, order_id: str | None, order: Any, shipment: Any) -> str:
+def _english(category: Category, order_id: str | None, order: Any, shipment: Any, refunded: bool) -> str:
     if isinstance(order, str):
         return f"we could not find order {order_id}. Could you check the number, or send us the address that you ordered with?"
     match category:
@@ -144,7 +150,8 @@ def _english(category: Category, order_id: str | None, order: Any, shipment: Any
     parcel = parcel_line(shipment)
     match category:
         case "billing" if surplus(order) > 0:
-            return f"you are right: {euros(surplus(order))} too much was taken for {order_id}. A colleague is checking the refund now."
+            next_step = "It is on its way back to your card." if refunded else "A colleague is looking into it and will call you today."
+            return f"you are right: {euros(surplus(order))} too much was taken for {order_id}. {next_step}"
         case "billing":
             return f"we have read all of your messages about {order_id} again. {parcel} A colleague will call you today about the money."
         case "damaged":

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, Field
 
@@ -46,6 +47,11 @@ class Shipment(BaseModel):
     expected_on: str | None
 
 
+class Receipt(BaseModel):
+    payment: str
+    cents: int
+
+
 class NotInShop(LookupError):
     """The shop knows nothing under this number."""
 
@@ -78,6 +84,49 @@ class Shop:
         """
         async with self._request("shipment", order_id):
             return await asyncio.to_thread(self._shipment, order_id)
+
+    async def refund(self, order_id: str, cents: int, *, reference: str) -> Receipt:
+        """Have the bank pay `cents` back. Called twice, it pays twice: only `reference` tells afterwards what a payment was for."""
+        number = await asyncio.to_thread(self._log, "refund", order_id)
+        receipt = await asyncio.to_thread(self._pay, order_id, cents, reference)
+        await asyncio.sleep(self.latency)  # the money has left; the bank's answer takes its time
+        await asyncio.to_thread(self._logged, number)
+        return receipt
+
+    async def file_ticket(self, ticket: Mapping[str, Any], *, reference: str) -> str:
+        """Put a ticket on the support team's desk and answer its number."""
+        number = await asyncio.to_thread(self._log, "ticket", reference)
+        filed = await asyncio.to_thread(self._file, ticket, reference)
+        await asyncio.sleep(self.latency)
+        await asyncio.to_thread(self._logged, number)
+        return filed
+
+    async def find_ticket(self, reference: str) -> str | None:
+        """The number of the ticket that was filed under this reference."""
+        rows = await asyncio.to_thread(self.rows, "SELECT id FROM tickets WHERE reference = ?", reference)
+        return f"T-{rows[0]['id']:04}" if rows else None
+
+    async def find_refund(self, reference: str) -> Receipt | None:
+        """The payment with this reference, from the bank's statement."""
+        rows = await asyncio.to_thread(self.rows, "SELECT id, -cents AS cents FROM payments WHERE reference = ?", reference)
+        return Receipt(payment=rows[0]["id"], cents=rows[0]["cents"]) if rows else None
+
+    def rows(self, query: str, *values: Any) -> list[dict[str, Any]]:
+        """What a query answers."""
+        with self._open() as db:
+            return [dict(row) for row in db.execute(query, values)]
+
+    def _pay(self, order_id: str, cents: int, reference: str) -> Receipt:
+        with self._open() as db, db:
+            payment = f"pay-{4000 + db.execute('SELECT count(*) FROM payments').fetchone()[0]}"
+            db.execute("INSERT INTO payments VALUES (?, ?, date('now'), 'card refund', ?, ?)", (payment, order_id, -cents, reference))
+            return Receipt(payment=payment, cents=cents)
+
+    def _file(self, ticket: Mapping[str, Any], reference: str) -> str:
+        with self._open() as db, db:
+            columns = [ticket[name] for name in ("category", "priority", "order_id", "summary", "suggested_reply", "needs_human")]
+            insert = "INSERT INTO tickets (category, priority, order_id, summary, reply, person, reference) VALUES (?, ?, ?, ?, ?, ?, ?)"
+            return f"T-{db.execute(insert, (*columns, reference)).lastrowid:04}"
 
     def _order(self, order_id: str) -> Order:
         with self._open() as db:

@@ -24,12 +24,24 @@ CREATE TABLE shipments (
     last_seen   TEXT NOT NULL,
     expected_on TEXT
 );
+-- The bank's statement. It takes a reference and prints it, but pays again for the same one: this bank knows no idempotency keys.
 CREATE TABLE payments (
-    id       TEXT PRIMARY KEY,
-    order_id TEXT NOT NULL REFERENCES orders,
-    taken_on TEXT NOT NULL,
-    method   TEXT NOT NULL,
-    cents    INTEGER NOT NULL
+    id        TEXT PRIMARY KEY,
+    order_id  TEXT NOT NULL REFERENCES orders,
+    taken_on  TEXT NOT NULL,
+    method    TEXT NOT NULL,
+    cents     INTEGER NOT NULL,
+    reference TEXT
+);
+CREATE TABLE tickets (
+    id        INTEGER PRIMARY KEY,
+    category  TEXT NOT NULL,
+    priority  TEXT NOT NULL,
+    order_id  TEXT,
+    summary   TEXT NOT NULL,
+    reply     TEXT NOT NULL,
+    person    INTEGER NOT NULL,
+    reference TEXT NOT NULL
 );
 -- What the shop itself saw: one row per request that reached it. It is the witness of how often a tool really ran.
 CREATE TABLE access_log (

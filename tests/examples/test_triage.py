@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +14,16 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic_ai.messages import ModelMessagesTypeAdapter, TextPart
+from pydantic_ai.messages import ModelMessagesTypeAdapter, ModelRequest, ToolReturnPart, UserPromptPart
+from pydantic_ai.models import ModelRequestParameters
+from pydantic_ai.tools import ToolDefinition
+
+from perdure import Engine, InvalidTrigger, Waiting
 
 HERE = Path(__file__).parents[2] / "examples" / "triage"
 INBOX = HERE / "inbox"
 GOOD = sorted(path.name for path in INBOX.glob("*.eml") if path.name != "15-cut-off.eml")
-MODULES = ("mail", "rules", "scripted", "shop", "app")
+MODULES = ("settings", "mail", "rules", "scripted", "shop", "witness", "app")
 
 
 @pytest.fixture(scope="module")
@@ -204,26 +210,84 @@ EXPECTED = {
 }
 
 
+async def tickets(triage: Any, names: list[str], store: str) -> dict[str, Any]:
+    """Run the messages through an engine of their own; the person asked says yes."""
+    found: dict[str, Any] = {}
+    async with Engine(store, workers=4) as engine:
+        engine.register(triage.app.triage.kind)
+        for name in names:
+            email = triage.mail.read(INBOX / name)
+            files = [(each.name, each.content, each.media_type) for each in email.attachments]
+            run = await engine.start("triage", email, key=email.message_id, attachments=files)
+            async for event in run.events():
+                if isinstance(event, Waiting):
+                    await event.waits[0].approve(by="lead@kettleandloom.example")
+            found[name] = triage.app.triage.kind.parse_output((await run.run()).output)
+    return found
+
+
+async def test_every_message_becomes_the_right_ticket(triage: Any) -> None:
+    """Category, priority, order and whether a person is needed; one filed ticket each, and the one refund that is due."""
+    found = await tickets(triage, GOOD, "memory://")
+    assert {name: (each.category, each.priority, each.order_id, each.needs_human) for name, each in found.items()} == EXPECTED
+    for name, ticket in found.items():
+        email = triage.mail.read(INBOX / name)
+        assert len(ticket.summary) <= 140 and ticket.summary.split(" …")[0] in " ".join(email.text.split())
+    shop = triage.app.open_shop()
+    assert len(shop.rows("SELECT DISTINCT reference FROM tickets")) == len(shop.rows("SELECT reference FROM tickets")) == len(GOOD)
+    assert [(row["order_id"], row["cents"]) for row in shop.rows("SELECT * FROM payments WHERE reference IS NOT NULL")] == [("KL-1051", -8940)]
+    assert "on its way back" in found["02-charged-twice.eml"].suggested_reply
+
+
+async def test_a_run_with_another_payload_is_refused_with_the_field(triage: Any) -> None:
+    """The payload is an e-mail: what is missing is named before anything is stored."""
+    async with Engine("memory://", workers=0) as engine:
+        engine.register(triage.app.triage.kind)
+        with pytest.raises(InvalidTrigger, match="text"):
+            await engine.start("triage", {"message_id": "<1>", "from": "a@b.example"})
+
+
+def facts_for(triage: Any, name: str) -> list[Any]:
+    """Every act that the rules take for a message, with what the real shop answers."""
+    email, shop, facts, acts = triage.mail.read(INBOX / name), triage.app.open_shop(), {}, []
+    while True:
+        act = triage.rules.decide(email, facts)
+        acts.append(act)
+        if act.ticket is not None:
+            return acts
+        try:
+            read = {"lookup_order": shop._order, "shipment_status": shop._shipment}.get(act.tool)
+            facts[act.tool] = read(act.args["order_id"]).model_dump() if read else {"refund": "The call was denied."}.get(act.tool, "T-0001")
+        except triage.shop.NotInShop as unknown:
+            facts[act.tool] = str(unknown)
+
+
+def test_a_refund_that_was_denied_is_not_promised(triage: Any) -> None:
+    """The reply says what happened, not what was proposed."""
+    acts = facts_for(triage, "02-charged-twice.eml")
+    assert [act.tool for act in acts] == ["lookup_order", "shipment_status", "refund", "file_ticket", None]
+    assert "A colleague is looking into it" in acts[-1].ticket["suggested_reply"]
+
+
 @pytest.mark.parametrize("name", GOOD)
-async def test_the_agent_alone_writes_the_right_ticket(triage: Any, name: str) -> None:
-    """Plain Pydantic AI, without an engine: category, priority, order and whether a person is needed."""
-    email = triage.mail.read(INBOX / name)
-    result = await triage.app.agent.run(triage.app.prompt(email), deps=triage.app.open_shop())
-    ticket = result.output
-    assert (ticket.category, ticket.priority, ticket.order_id, ticket.needs_human) == EXPECTED[name]
-    assert len(ticket.summary) <= 140 and ticket.summary.split(" …")[0] in " ".join(email.text.split())
+def test_the_text_in_a_message_never_makes_the_rules_pay(triage: Any, name: str) -> None:
+    """Only the shop's own books lead to a refund, whatever the message asks for."""
+    assert ("refund" in [act.tool for act in facts_for(triage, name)]) == (name == "02-charged-twice.eml")
 
 
 async def test_the_scripted_model_says_so_first_and_goes_on_from_a_stored_history(triage: Any) -> None:
-    """It reads everything from the messages, so a history that went through JSON leads to the same ticket."""
+    """It reads everything from the messages, so a history that went through JSON leads to the same next words."""
+    model, parameters = triage.scripted.ScriptedModel(pace=0), ModelRequestParameters(output_tools=[ToolDefinition(name="final_result")])
     email = triage.mail.read(INBOX / "01-late-parcel.eml")
-    shop = triage.app.open_shop()
-    whole = await triage.app.agent.run(triage.app.prompt(email), deps=shop)
-    first = next(part for message in whole.all_messages() for part in message.parts if isinstance(part, TextPart))
-    assert first.content.startswith("(scripted model) ")
-    stored = ModelMessagesTypeAdapter.validate_json(ModelMessagesTypeAdapter.dump_json(whole.all_messages()[:3]))
-    resumed = await triage.app.agent.run(message_history=stored, deps=shop)
-    assert resumed.output == whole.output
+    history: list[Any] = [ModelRequest(parts=[UserPromptPart(f"```json\n{email.model_dump_json(indent=2)}\n```")])]
+    first = await model.request(history, None, parameters)
+    assert first.parts[0].content.startswith("(scripted model) ") and first.parts[1].args_as_dict() == {"order_id": "KL-1042"}
+    order = (await triage.app.open_shop().order("KL-1042")).model_dump()
+    history += [first, ModelRequest(parts=[ToolReturnPart("lookup_order", order, tool_call_id=first.parts[1].tool_call_id)])]
+    stored = ModelMessagesTypeAdapter.validate_json(ModelMessagesTypeAdapter.dump_json(history))
+    assert (await model.request(stored, None, parameters)).parts == (await model.request(history, None, parameters)).parts
+    with pytest.raises(ValueError, match="JSON block"):
+        await model.request([ModelRequest(parts=[UserPromptPart("hello")])], None, parameters)
 
 
 def test_a_model_string_without_its_key_falls_back_and_says_why(triage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,3 +299,26 @@ def test_a_model_string_without_its_key_falls_back_and_says_why(triage: Any, mon
     assert model.system == "scripted" and "openai:gpt-5.2" in line and "OPENAI_API_KEY" in line
     monkeypatch.setenv("PERDURE_MODEL", "nobody:knows")
     assert "nobody:knows" in triage.app.choose_model()[1]
+
+
+def run_demo(data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    names = ("PATH", "HOME", "LANG", "SYSTEMROOT")
+    environment = {name: os.environ[name] for name in names if name in os.environ} | {"TRIAGE_DATA": str(data), "PYTHONUTF8": "1"}
+    return subprocess.run(
+        [sys.executable, str(HERE / "demo.py"), *arguments], capture_output=True, text=True, encoding="utf-8", env=environment, timeout=170
+    )
+
+
+def test_the_demo_kills_three_workers_and_nothing_is_lost_or_done_twice(tmp_path: Path) -> None:
+    """SIGKILL in a stream, in a tool, and between an effect and its record; a second call starts nothing."""  # case A1
+    first = run_demo(tmp_path)
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert first.stdout.startswith("Model: scripted")
+    for words in (
+        "in a model stream", "in a tool", "between an effect and its record", "Outcome unknown", "14 of 14 runs completed, 3 workers killed",
+        "14 tickets filed, none twice", "1 refund paid", "14 keys known, 0 runs started, 0 model calls", "15-cut-off.eml",
+    ):  # fmt: skip
+        assert words in first.stdout, first.stdout
+    second = run_demo(tmp_path)
+    assert second.returncode == 0 and "0 runs started, 14 known by their key" in " ".join(second.stdout.split())
+    assert "SIGKILL" not in second.stdout
