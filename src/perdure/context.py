@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -57,9 +57,17 @@ class CurrentRun:
     cancellation: Cancellation
     artifacts: Artifacts
     write_log: Callable[[str, str, dict[str, Any]], None]
+    launch: Callable[[CurrentRun, str, Any, dict[str, Any]], Awaitable[str]]
     key: str | None = None
     tool: str | None = None
     attempt: int = 1
+
+    async def start(self, agent: str, payload: Any, **options: Any) -> str:
+        """Start a child run of a registered agent and answer its id; then `raise Wait.run(id)` to wait for it.
+
+        Keyed by this call: a tool that runs again after a crash finds the child that it started. The options are those of `DurableAgent.start`, without `key`.
+        """
+        return await self.launch(self, agent, payload, options)
 
     def log(self, message: str, level: Literal["debug", "info", "warn", "error"] = "info", **data: Any) -> None:
         """Add a line to the run's events. Buffered: it rides on the next commit, and a crash may lose it."""

@@ -3,11 +3,13 @@
 from pydantic_ai.exceptions import ApprovalRequired, CallDeferred, ModelRetry, ToolFailed
 
 from perdure.agents._counters import in_a_row, looping
+from perdure.agents._edit import edited
 from perdure.agents._messages import decode, decode_all, encode, ends_on_response, last_text, start_message
 from perdure.agents._registry import Registration
 from perdure.agents._session import AgentSession, open_session
 from perdure.agents._turn import Answered, Call, Decision, Finished, Host, ModelFailed, Reply, ReplyKind, Result, Session
 from perdure.agents._values import Shelf, keep
+from perdure.agents._waiter import DurableWaiter, NothingCame
 
 __all__ = [
     "AgentSession",
@@ -16,10 +18,12 @@ __all__ = [
     "Call",
     "CallDeferred",
     "Decision",
+    "DurableWaiter",
     "Finished",
     "Host",
     "ModelFailed",
     "ModelRetry",
+    "NothingCame",
     "Registration",
     "Reply",
     "ReplyKind",
@@ -29,6 +33,7 @@ __all__ = [
     "ToolFailed",
     "decode",
     "decode_all",
+    "edited",
     "encode",
     "ends_on_response",
     "in_a_row",

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 from typing import Any, Literal
 
-from perdure.agents import Registration, Session
+from perdure.agents import DurableWaiter, Registration, Session
 from perdure.artifacts import RunArtifacts
 from perdure.context import CurrentRun
 from perdure.core.errors import ConfigurationError
@@ -102,4 +102,5 @@ class AgentType:
             start=start,
             since=since,
             conversation_id=execution.run.thread,
+            waiter=DurableWaiter(host.outside),
         )

@@ -33,7 +33,7 @@ from perdure.context import CurrentRun, enter
 from perdure.core.budget import Limit, Usage
 from perdure.core.checkpoint import FORMAT
 from perdure.core.commit import Loaded, Park, Release
-from perdure.core.errors import Conflict
+from perdure.core.errors import ConfigurationError, Conflict
 from perdure.core.event import Delta, EventWrite, Reset
 from perdure.core.limits import EMPTY_RESPONSES_MAX, LENGTH_CUTS_MAX
 from perdure.core.step import Step, StepWrite
@@ -471,6 +471,7 @@ class AgentJob:
             cancellation=self._execution.stop,
             artifacts=RunArtifacts(self._execution.store),
             write_log=self._execution.log,
+            launch=self._launch,
         )
         loaded = self._loaded.checkpoint
         self._message_log = MessageLog(encode, loaded, history, version=self._agent.version, tools_hash=self._agent.tools_hash)
@@ -491,6 +492,19 @@ class AgentJob:
             if earlier is not None:
                 history += [decode(each) for each in earlier.messages]
         return len(history)
+
+    async def _launch(self, current: CurrentRun, agent: str, payload: Any, options: dict[str, Any]) -> str:
+        """Start a child run, keyed by the call that asks for it."""
+        if self._desk is None:
+            raise ConfigurationError("start() of a child run works inside a tool.")
+        engine = self._execution.engine
+        handle = await engine.admit_child(self._run, agent, payload, key=self._desk.child_key(current), **options)
+        return handle.id
+
+    async def outside(self, name: str, ask: Callable[[str], Awaitable[Any]], timeout: timedelta | None) -> Any:
+        """A wait inside a tool's body."""
+        assert self._desk is not None
+        return await self._desk.outside(name, ask, timeout)
 
     def _wait_for(self, question: str) -> WaitPoint | None:
         return next((wait for wait in reversed(self._loaded.waits) if wait.row.question == question), None)

@@ -8,15 +8,17 @@ import logging
 import mimetypes
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
 
-from perdure.agents import Registration, decode
+from perdure.agents import Registration, decode, edited, encode
 from perdure.context import CurrentRun
 from perdure.core.artifact import Artifact
 from perdure.core.budget import Budget
+from perdure.core.checkpoint import CheckpointWrite
 from perdure.core.codec import clean, dump, fingerprint
 from perdure.core.commit import (
     Cancelled,
@@ -388,6 +390,7 @@ class Engine:
         run_id: str | None = None,
         source: Source = "python",
         trigger: str | None = None,
+        parent: str | None = None,
     ) -> RunHandle[Any]:
         """Check everything, then store the run. Durable when it returns."""
         checked = kind.check(payload)
@@ -419,10 +422,15 @@ class Engine:
             priority=priority,
             labels={clean(name): clean(str(value)) for name, value in (labels or {}).items()},
             delay=delay,
+            parent_run=parent,
         )
         admitted = await self._again(lambda: self.store.admit(new))
         handled = kind if isinstance(kind, AgentType) else None
         return RunHandle(self, admitted.run.id, handled, created=admitted.created)
+
+    async def admit_child(self, parent: Run, agent: str, payload: Any, *, key: str, **options: Any) -> RunHandle[Any]:
+        """A child run of `parent`: the same key again answers the same child."""
+        return await self.admit(self._type(agent), payload, key=key, source="run", trigger=parent.agent, parent=parent.id, **options)
 
     async def _attach(self, file: File) -> Attachment:
         if isinstance(file, Artifact):
@@ -634,6 +642,61 @@ class Engine:
             changed = run.budget.merged(max_steps=max_steps, max_tokens=max_tokens, max_cost=max_cost)
         request = RetryRequest(run_id, mode, run.settlement, changed, deadline)
         return (await self._again(lambda: self.store.retry(request))).run
+
+    async def resolve_external(self, token: str, payload: Any = None, *, error: str | None = None) -> bool:
+        """Answer a token that a tool handed out while it waited (Pydantic AI's external events). False: it was answered before.
+
+        Raises:
+            InvalidTrigger: This is not such a token.
+            Conflict: The run is completed.
+        """
+        run_id, slash, event = token.partition("/")
+        if not slash or not event.startswith("external:"):
+            raise InvalidTrigger(f"token: {token!r} was not handed out by a waiting tool.", field="token")
+        return await self.signal(run_id, event, payload if error is None else {"perdure-error": error}, id=event)
+
+    async def fork(
+        self,
+        run_id: str,
+        step: int | None = None,
+        *,
+        message: str | None = None,
+        results: Mapping[str, Any] | None = None,
+        budget: Budget | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> RunHandle[Any]:
+        """Start a new run from a checkpoint of another; the original stays as it is. Effects that the original may have performed are held.
+
+        Args:
+            step: The step to start after; the newest where none is named.
+            message: What the user says there instead, or in addition.
+            results: Tool results to replace, by tool call id.
+
+        Raises:
+            RunNotFoundError: There is no such run.
+            InvalidTrigger: There is no such step, or the change does not fit it.
+        """
+        run = await self.run(run_id)
+        kind = self._type(run.agent)
+        checkpoint = await self._again(lambda: self.store.checkpoint(run_id, index=step))
+        if checkpoint is None:
+            raise InvalidTrigger(f"step: run {run_id} has no checkpoint {'yet' if step is None else step}.", field="step")
+        messages = edited([decode(each) for each in checkpoint.messages], message=message, results=results)
+        stored = CheckpointWrite(checkpoint.index, 0, 0, tuple(encode(each) for each in messages), checkpoint.finish_reason, version=checkpoint.version)
+        envelope = replace(run.trigger, id=self.runtime.new_id(), source="fork", key=None, received_at=self.runtime.now())
+        new = NewRun(
+            id=self.runtime.new_id(),
+            agent=run.agent,
+            trigger=envelope,
+            payload_hash=fingerprint(run.trigger.payload),
+            budget=budget or run.budget,
+            priority=run.priority,
+            labels={**run.labels, **{clean(name): clean(str(value)) for name, value in (labels or {}).items()}},
+            parent_run=run_id,
+            checkpoint=stored,
+        )
+        admitted = await self._again(lambda: self.store.admit(new))
+        return RunHandle(self, admitted.run.id, kind if isinstance(kind, AgentType) else None)
 
     # ── artifacts ──────────────────────────────────────────────────────────────────────────────────────────
     async def artifact(self, artifact_id: str) -> tuple[Artifact, bytes]:

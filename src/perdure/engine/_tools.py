@@ -10,21 +10,22 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
-from perdure.agents import ApprovalRequired, Call, CallDeferred, Decision, ModelRetry, ToolFailed
+from perdure.agents import ApprovalRequired, Call, CallDeferred, Decision, ModelRetry, NothingCame, ToolFailed
 from perdure.approvals import ApprovalCall, ApprovalRule
 from perdure.context import CurrentRun, Wait, enter, leave
 from perdure.core.codec import clean, fingerprint
 from perdure.core.commit import EffectFilter, Park, Release
 from perdure.core.effect import Effect, EffectState, EffectWrite, effect_key
-from perdure.core.errors import Conflict, Suspend, UnserializableError
+from perdure.core.errors import ConfigurationError, Conflict, Suspend, UnserializableError
 from perdure.core.event import EventWrite
 from perdure.core.limits import EFFECT_GRACE
 from perdure.core.step import StepWrite
-from perdure.core.wait import ResolutionKind, WaitPoint, WaitWrite
+from perdure.core.wait import Resolution, ResolutionKind, WaitPoint, WaitWrite
 from perdure.effects import EffectCall, EffectRule, Happened, HeldEffects
 from perdure.engine._execution import Execution
 from perdure.engine._journal import Write
@@ -192,6 +193,9 @@ class ToolDesk:
                 value = await self._bounded(body, self._limit(call, None))
             except Wait as wait:
                 self._deferrals[call.position] = Deferral(self._wait_row(call, wait, question))
+                raise CallDeferred from None
+            except _Outside as outside:
+                self._deferrals[call.position] = Deferral(outside.row)
                 raise CallDeferred from None
             except (ApprovalRequired, CallDeferred):
                 raise
@@ -562,6 +566,47 @@ class ToolDesk:
             },
         )
 
+    async def outside(self, name: str, ask: Callable[[str], Awaitable[Any]], timeout: timedelta | None) -> Any:
+        """A wait inside a plain tool's body, for Pydantic AI's external events.
+
+        The token is the same whenever the body runs again, and its answer goes to the run's inbox: one that comes before the row is not lost.
+        """
+        at = _position.get()
+        if at is None or at.effect:
+            raise ConfigurationError("Waiting inside an effect tool would run its first lines again. End the tool with `raise Wait.event(…)` instead.")
+        at.waits += 1
+        run = self._execution.run
+        event = f"external:{run.generation}:{self._facts.index}:{at.call.position}:{at.waits}"
+        question = f"outside:{at.call.position}:{at.waits}"
+        row = self._facts.waits.get(question)
+        if row is not None and row.resolution is not None and row.resolution.kind is not ResolutionKind.CANCELLED:
+            return _came(row.resolution, name)
+        answer = await ask(f"{run.id}/{event}")
+        if answer is not None:
+            return answer
+        now = self._execution.runtime.now()
+        waits = WaitWrite(
+            id=self._execution.runtime.new_id(),
+            kind="event",
+            question=question,
+            index=self._facts.index,
+            tool=at.call.name,
+            tool_call_id=at.call.id,
+            position=at.call.position,
+            name=event,
+            expires_at=None if timeout is None else now + timeout,
+            data={"event": name, "token": f"{run.id}/{event}"},
+        )
+        raise _Outside(waits)
+
+    def child_key(self, current: CurrentRun) -> str:
+        """The key of the next child run that the call at work starts."""
+        at = _position.get()
+        if at is None:
+            raise ConfigurationError("start() of a child run works inside a tool.")
+        at.children += 1
+        return f"child/{effect_key(current.id, current.generation, self._facts.index, at.call.position)}/{at.children}"
+
     def _take_resolution(self, call: Call, row: WaitPoint) -> Any:
         """What a tool's own wait came to, as its result."""
         assert row.resolution is not None
@@ -681,20 +726,52 @@ class ToolDesk:
 
     def _at_work(self, call: Call, key: str | None, attempt: int) -> _AtWork:
         self._execution.doing(self._facts.index, f"tool {call.name}")
-        return _AtWork(replace(self._current, step=self._facts.index, key=key, tool=call.name, attempt=attempt))
+        current = replace(self._current, step=self._facts.index, key=key, tool=call.name, attempt=attempt)
+        return _AtWork(current, _Position(call, effect=key is not None))
+
+
+@dataclass(eq=False)
+class _Position:
+    """Which call a body works for, and what it has asked for so far."""
+
+    call: Call
+    effect: bool
+    waits: int = 0
+    children: int = 0
+
+
+_position: ContextVar[_Position | None] = ContextVar("perdure_position", default=None)
+
+
+class _Outside(Suspend):
+    """A body waits for something outside."""
+
+    def __init__(self, row: WaitWrite) -> None:
+        super().__init__(f"this tool waits for {row.data['event']}")
+        self.row = row
 
 
 class _AtWork:
-    """The current run, while a body runs."""
+    """The current run and call, while a body runs."""
 
-    def __init__(self, current: CurrentRun) -> None:
-        self._current = current
+    def __init__(self, current: CurrentRun, position: _Position) -> None:
+        self._current, self._position = current, position
 
     def __enter__(self) -> None:
-        self._token = enter(self._current)
+        self._tokens = enter(self._current), _position.set(self._position)
 
     def __exit__(self, *exc: object) -> None:
-        leave(self._token)
+        leave(self._tokens[0])
+        _position.reset(self._tokens[1])
+
+
+def _came(resolution: Resolution, name: str) -> Any:
+    if resolution.kind is ResolutionKind.EXPIRED:
+        raise NothingCame(f"Nothing came for {name!r} in time.")
+    value = resolution.value
+    if isinstance(value, dict) and (error := cast(dict[str, Any], value).get("perdure-error")):
+        raise NothingCame(str(error))
+    return cast(Any, value)
 
 
 def read_decision(row: WaitPoint) -> Decision:
