@@ -204,11 +204,6 @@ class StoreMachine(RuleBasedStateMachine):
         self._requests.append(request)
         return request
 
-    @precondition(lambda self: self._requests)
-    @rule(at=st.integers(-3, -1))
-    def claim_again(self, at: int) -> None:
-        self._claimed(self._requests[max(at, -len(self._requests))], lost=False)
-
     def _claimed(self, request: ClaimRequest, *, lost: bool) -> None:
         taken = self._both(lambda store: store.claim(request), lost=lost)
         self._owners += [Lease(run.id, run.epoch, request.token) for run in taken]
@@ -261,12 +256,6 @@ class StoreMachine(RuleBasedStateMachine):
 
         self._sent = [*self._sent[-3:], commit]
         self._both(committed, lost=lost)
-
-    @precondition(lambda self: self._sent)
-    @rule(at=st.integers(0, 2))
-    def a_delayed_copy_of_a_commit_arrives(self, at: int) -> None:
-        commit = self._sent[at % len(self._sent)]
-        self._both(lambda store: store.commit(commit))
 
     def _checkpoint(self, data: st.DataObject, run: Run) -> CheckpointWrite | None:
         if not data.draw(st.booleans(), label="checkpoint"):
@@ -359,13 +348,6 @@ class StoreMachine(RuleBasedStateMachine):
         wait_id = data.draw(st.sampled_from([wait.id for wait in self._waits]), label="row")
         self._both(lambda store: store.extend(wait_id, None if minutes is None else self._moment(store, minutes)), lost=lost)
 
-    @rule(data=st.data(), settlement=st.sampled_from([None, 0, 1]), lost=LOST)
-    def cancel(self, data: st.DataObject, settlement: int | None, lost: bool) -> None:
-        run_id = self._some_run(data)
-        run = self._model_run(run_id)
-        named = run.settlement if run is not None and lost else settlement  # a caller who may have to repeat it names the life that is meant
-        self._both(lambda store: store.cancel(CancelRequest(run_id, "why", "ana", named)), lost=lost)
-
     @precondition(lambda self: self._any(RunStatus.FAILED, RunStatus.CANCELLED))
     @rule(data=st.data(), mode=st.sampled_from(["resume", "full"]), behind=st.sampled_from([0, 0, 0, 1]), deadline=st.none() | ODD, lost=LOST)
     def retry(self, data: st.DataObject, mode: Any, behind: int, deadline: timedelta | None, lost: bool) -> None:
@@ -386,8 +368,9 @@ class StoreMachine(RuleBasedStateMachine):
         request = SettleEffect(key, decision, result=1, by="ana")
         self._both(lambda store: store.settle_effect(request), lost=lost)
 
-    @rule(deaths_max=st.integers(1, 3), limit=st.sampled_from([1, 100]))
-    def sweep(self, deaths_max: int, limit: int) -> None:
+    @rule(deaths_max=st.integers(1, 3), limit=st.sampled_from([1, 100]), minutes=st.sampled_from([0, 2, 10]))
+    def sweep(self, deaths_max: int, limit: int, minutes: int) -> None:
+        self.time_passes(minutes)
         self._both(lambda store: _swept(store, SweepRequest(limit, deaths_max)))
 
     @rule(minutes=st.sampled_from([2, 4, 10]))
@@ -395,18 +378,35 @@ class StoreMachine(RuleBasedStateMachine):
         self._model.offset += minutes * MINUTE
         self._kit.advance(minutes * MINUTE)
 
-    @precondition(lambda self: self._waits)
-    @rule()
-    def claim_notices(self) -> None:
-        async def claimed(store: Store) -> Any:
-            return sorted(await store.claim_notices(limit=100, hold=MINUTE), key=lambda wait: wait.id)  # in which order is not promised
+    @rule(data=st.data(), what=st.sampled_from(["cancel", "claim again", "delayed copy", "claim notices", "note notice"]), lost=LOST)
+    def now_and_then(self, data: st.DataObject, what: str, lost: bool) -> None:
+        """What would drown the rest if it came as often."""
+        match what:
+            case "cancel":
+                self._cancel(data, lost=lost)
+            case "claim again":
+                self._claimed(data.draw(st.sampled_from(self._requests[-3:])), lost=lost)
+            case "delayed copy" if self._sent:
+                commit = data.draw(st.sampled_from(self._sent))
+                self._both(lambda store: store.commit(commit))
+            case "claim notices":
+                self._both(_notices_claimed)
+            case "note notice" if self._waits:
+                self._note_notice(data, lost=lost)
+            case _:
+                pass
 
-        self._both(claimed)
+    def _cancel(self, data: st.DataObject, *, lost: bool) -> None:
+        run_id = self._some_run(data)
+        run = self._model_run(run_id)
+        named = data.draw(st.sampled_from([None, 0, 1]), label="settlement")
+        if lost and run is not None:
+            named = run.settlement  # a caller who may have to repeat it names the life that is meant
+        self._both(lambda store: store.cancel(CancelRequest(run_id, "why", "ana", named)), lost=lost)
 
-    @precondition(lambda self: self._waits)
-    @rule(data=st.data(), accepted=st.booleans(), warning=st.booleans(), lost=LOST)
-    def note_notice(self, data: st.DataObject, accepted: bool, warning: bool, lost: bool) -> None:
+    def _note_notice(self, data: st.DataObject, *, lost: bool) -> None:
         wait_id = data.draw(st.sampled_from([wait.id for wait in self._waits]), label="row")
+        accepted, warning = data.draw(st.booleans(), label="accepted"), data.draw(st.booleans(), label="warning")
         retry_in = None if accepted else 3 * MINUTE
 
         async def noted(store: Store) -> None:
@@ -448,6 +448,10 @@ async def _swept(store: Store, request: SweepRequest) -> dict[str, Any]:
         for what in ("recovered", "poisoned", "expired", "woken", "deadlines"):
             done += [(what, run_id) for run_id in getattr(swept, what)]
     return {"done": sorted(done), "next_due": swept.next_due}
+
+
+async def _notices_claimed(store: Store) -> list[WaitPoint]:
+    return sorted(await store.claim_notices(limit=100, hold=MINUTE), key=lambda wait: wait.id)  # in which order is not promised
 
 
 async def _rows(store: Store) -> dict[str, Any]:
