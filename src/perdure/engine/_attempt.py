@@ -231,7 +231,7 @@ class AgentJob:
             kind="budget",
             question=f"quota:{self._index}",
             index=self._index,
-            expires_at=self._runtime.now() + quota.delay,
+            expires_at=self._execution.store_now() + quota.delay,
             data={"quota": True, "error": error.message, "resets_in": quota.delay.total_seconds(), "decisions": ["top_up"]},
         )
         return Write(events=(event,), waits=(row,), ending=Park(), progress=True)

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from perdure.core.commit import Lease
@@ -58,7 +58,8 @@ class StopSignal:
 class Execution:
     """What a job type gets to work with.
 
-    `ours_until` is monotonic time: before it nobody else can own the run. It is moved by the renewal thread.
+    `ours_until` is monotonic time: before it nobody else can own the run. It is moved by the renewal thread. `claimed_at` is the monotonic time at which the
+    claim was sent.
     """
 
     run: Run
@@ -67,6 +68,7 @@ class Execution:
     hub: Hub
     engine: Any
     ours_until: float
+    claimed_at: float
     on_event: Callable[[Event], None] | None = None
     stop: StopSignal = field(default_factory=StopSignal)
     activity: Activity | None = None
@@ -90,6 +92,14 @@ class Execution:
     def lease(self) -> Lease:
         assert self.run.claim_token is not None
         return Lease(self.run.id, self.run.epoch, self.run.claim_token, self.activity)
+
+    def store_now(self) -> datetime:
+        """About what the store's clock shows: what it stamped on the claim, and the time since. Deadlines of waits count from it, never from this machine's
+        wall clock, which may be an hour off."""
+        stamped = self.run.updated_at
+        if stamped is None:
+            return self.runtime.now()
+        return stamped + timedelta(seconds=self.runtime.monotonic() - self.claimed_at)
 
     def abort(self, reason: AbortReason) -> None:
         """Ask the execution to stop. On the loop; from a thread through `call_soon_threadsafe`."""

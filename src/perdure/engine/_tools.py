@@ -510,7 +510,7 @@ class ToolDesk:
     def _approval_row(self, call: Call, question: str) -> WaitWrite:
         rule = self._policy(call).approval or ApprovalRule()
         run = self._execution.run
-        now = run.updated_at or self._execution.runtime.now()
+        now = self._execution.store_now()
         shown = clean(call.args or {})
         return WaitWrite(
             id=self._execution.runtime.new_id(),
@@ -529,7 +529,7 @@ class ToolDesk:
         )
 
     def _wait_row(self, call: Call, wait: Wait, question: str) -> WaitWrite:
-        now = self._execution.runtime.now()
+        now = self._execution.store_now()
         until = now + wait.until_ if isinstance(wait.until_, timedelta) else wait.until_
         return WaitWrite(
             id=self._execution.runtime.new_id(),
@@ -584,7 +584,7 @@ class ToolDesk:
         answer = await ask(f"{run.id}/{event}")
         if answer is not None:
             return answer
-        now = self._execution.runtime.now()
+        now = self._execution.store_now()
         waits = WaitWrite(
             id=self._execution.runtime.new_id(),
             kind="event",

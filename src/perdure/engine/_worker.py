@@ -166,7 +166,7 @@ class Worker:
         )
         runs = await self._env.store.claim(request)
         for run in runs:
-            self._begin(run, ours_until(sent, self._env.lease))
+            self._begin(run, sent)
         return len(runs)
 
     async def _nap(self, seconds: float) -> None:
@@ -176,7 +176,7 @@ class Worker:
         except TimeoutError:
             pass
 
-    def _begin(self, run: Run, until: float) -> None:
+    def _begin(self, run: Run, sent: float) -> None:
         listening = self._env.hub.listening
         execution = Execution(
             run=run,
@@ -184,7 +184,8 @@ class Worker:
             runtime=self._env.runtime,
             hub=self._env.hub,
             engine=self._env.engine,
-            ours_until=until,
+            ours_until=ours_until(sent, self._env.lease),
+            claimed_at=sent,
             on_event=self._happened if listening else None,
             announce=self._announce,
         )

@@ -11,12 +11,12 @@ import copy
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Protocol, cast
 
 from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage
 
-from perdure.agents import Call, Decision, Host
+from perdure.agents import Call, Host
 from perdure.context import current_run
 from perdure.core.runtime import Runtime
 from perdure.engine._agents import AgentType
@@ -114,17 +114,11 @@ class WatchedHost:
     def __init__(self, host: Host, agent: str, audience: Audience) -> None:
         self._host, self._agent, self._audience = host, agent, audience
 
-    def delta(self, kind: Literal["text", "reasoning"], text: str) -> None:
-        self._host.delta(kind, text)
-
-    def try_begins(self, try_no: int) -> None:
-        self._host.try_begins(try_no)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._host, name)  # everything else is between the session and its host
 
     async def run_tool(self, call: Call, body: Callable[[], Awaitable[Any]], *, approved: bool) -> Any:
         return await self._host.run_tool(call, lambda: self._watched(call, body), approved=approved)
-
-    async def decide(self, calls: Sequence[Call]) -> dict[str, Decision]:
-        return await self._host.decide(calls)
 
     async def _watched(self, call: Call, body: Callable[[], Awaitable[Any]]) -> Any:
         fault = self._audience.began(self._agent, call)

@@ -81,7 +81,7 @@ class Actor:
     """One replica's life: a process, its wire, its runtime and its engine."""
 
     def __init__(self, stage: Stage, slot: int, life: int, *, faults: Faults | None, skew: float, version: str | None) -> None:
-        self.slot, self.life = slot, life
+        self.slot, self.life, self.version = slot, life, version
         self.process: Replica = stage.loop.replica(f"r{slot}" if life == 1 else f"r{slot}.{life}")
         self.runtime = SimRuntime(stage.loop, self.process, seed=stage.seed, skew=skew)
         self.port = stage.wire(self.process, self.runtime, faults)

@@ -1,0 +1,187 @@
+"""The cast of `make sim`: small agents that use everything the engine has, and a world that knows what really happened."""
+
+from __future__ import annotations
+
+import random
+from datetime import timedelta
+from typing import Any, Literal
+
+from pydantic import BaseModel
+from pydantic_ai import Agent
+
+from perdure.approvals import approve
+from perdure.context import Wait
+from perdure.core.budget import Budget
+from perdure.effects import EffectCall, Happened, NotDone, Retry, effect, plain
+from perdure.engine import Engine
+from perdure.testing.models import call, calls, say
+from perdure.testing.simulation._play import Cast, Order
+from perdure.testing.simulation._stage import Part, Stage
+
+RUNS: int = 6
+"""Runs of one simulation: enough for replicas to get in each other's way."""
+
+
+class Ticket(BaseModel):
+    """What the triage agent has to come to."""
+
+    order: str
+    urgency: Literal["low", "high"]
+
+
+class World:
+    """What the tools ask about the outside."""
+
+    stage: Stage | None = None
+
+    def happened(self, key: str) -> bool:
+        """Whether an effect's body has begun."""
+        return self.stage is not None and any(each == key for _, each in self.stage.tally.effects)
+
+
+def poet(engine: Engine, world: World) -> Part:
+    """Text, and nothing else."""
+    return Part(engine.agent(Agent("test", name="poet")), [say("Roses are red, violets are blue.")])
+
+
+def triage(engine: Engine, world: World) -> Part:
+    """Plain tools side by side, then a typed output of which the first is refused."""
+    agent = Agent("test", name="triage", output_type=Ticket)
+
+    @agent.tool_plain
+    async def find_order(order: str) -> dict[str, Any]:
+        return {"order": order}
+
+    @agent.tool_plain
+    def find_customer(email: str) -> str:
+        return f"customer {email}"
+
+    script = [
+        calls(call("find_order", order="o1"), call("find_customer", email="ada@example.org")),
+        call("final_result", order="o1", urgency="tomorrow"),
+        call("final_result", order="o1", urgency="high"),
+    ]
+    return Part(engine.agent(agent, tools={"find_*": plain()}), script)
+
+
+def bank(engine: Engine, world: World) -> Part:
+    """Effects of every declaration, alone and in a batch, with a plain tool beside them."""
+    agent = Agent("test", name="bank")
+
+    @agent.tool_plain
+    async def refund(order: str) -> str:
+        return f"refunded {order}"
+
+    @agent.tool_plain
+    async def charge(order: str) -> str:
+        return f"charged {order}"
+
+    @agent.tool_plain
+    async def ship(order: str) -> str:
+        return f"shipped {order}"
+
+    @agent.tool_plain
+    async def look(order: str) -> str:
+        return f"looked at {order}"
+
+    async def shipped(asked: EffectCall) -> Happened | NotDone:
+        return Happened("shipped, as the carrier says") if world.happened(asked.key) else NotDone()
+
+    rules = {
+        "refund": effect("ask"),
+        "charge": effect("retry", retries=Retry(attempts=4)),
+        "ship": effect(shipped),
+        "look": plain(),
+    }
+    script = [
+        calls(call("refund", order="o1"), call("look", order="o1"), call("charge", order="o1")),
+        call("ship", order="o1"),
+        calls(call("charge", order="o2"), call("refund", order="o2")),
+        say("All done."),
+    ]
+    return Part(engine.agent(agent, tools=rules), script)
+
+
+def clerk(engine: Engine, world: World) -> Part:
+    """Calls that need somebody's word, some of them effects, some with an end soon."""
+    agent = Agent("test", name="clerk")
+
+    @agent.tool_plain
+    async def delete(name: str) -> str:
+        return f"deleted {name}"
+
+    @agent.tool_plain
+    async def publish(name: str) -> str:
+        return f"published {name}"
+
+    rules = {
+        "delete": effect("ask") | approve(within=timedelta(seconds=20)),
+        "publish": approve(within=timedelta(seconds=45)) | plain(),
+    }
+    script = [
+        calls(call("publish", name="a"), call("delete", name="b")),
+        calls(call("delete", name="c"), call("delete", name="d")),
+        say("Filed."),
+    ]
+    return Part(engine.agent(agent, tools=rules), script)
+
+
+def courier(engine: Engine, world: World) -> Part:
+    """Tools that end with a wait: for a signal, and for a time."""
+    agent = Agent("test", name="courier")
+
+    @agent.tool_plain
+    async def await_payment(order: str) -> str:
+        raise Wait.event("payment", expires=timedelta(seconds=40))
+
+    @agent.tool_plain
+    async def nap() -> str:
+        raise Wait.until(timedelta(seconds=7))
+
+    script = [call("await_payment", order="o1"), call("nap"), say("Delivered.")]
+    return Part(engine.agent(agent, tools={"*": plain()}), script)
+
+
+def writer(engine: Engine, world: World) -> Part:
+    """A budget that runs out and is topped up."""
+    agent = Agent("test", name="writer")
+
+    @agent.tool_plain
+    async def note(text: str) -> str:
+        return "noted"
+
+    script = [call("note", text="one"), call("note", text="two"), call("note", text="three"), say("Written.")]
+    return Part(engine.agent(agent, tools={"note": plain()}, budget=Budget(max_steps=2, on_limit="pause")), script)
+
+
+MAKERS = (poet, triage, bank, clerk, courier, writer)
+
+
+def cast_for(seed: int) -> Cast:
+    """The agents, and the orders of this seed: some under keys, some sharing a concurrency key or a thread."""
+    chance = random.Random(f"cast/{seed}")
+    engine, world = Engine("memory://"), World()
+    parts = [make(engine, world) for make in MAKERS]
+    orders: list[Order] = []
+    for number in range(RUNS):
+        agent = chance.choice(parts).name
+        shared = chance.random()
+        signals: tuple[tuple[float, str, Any], ...] = ()
+        if agent == "courier" and chance.random() < 0.8:
+            signals = ((round(chance.uniform(0, 50), 3), "payment", {"cents": 100 + number}),)
+        orders.append(
+            Order(
+                agent,
+                {"n": number},
+                at=round(chance.random() ** 2 * 20, 3),
+                key=f"order-{number}" if chance.random() < 0.7 else None,
+                concurrency_key="shared" if shared < 0.25 else None,
+                thread="talk" if 0.25 <= shared < 0.4 else None,
+                signals=signals,
+            )
+        )
+
+    def bind(stage: Stage) -> None:
+        world.stage = stage
+
+    return Cast(parts, orders, bind)
