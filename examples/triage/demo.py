@@ -453,8 +453,9 @@ async def demo(console: Console) -> bool:
     console.print(app.MODEL_LINE)
     console.print()
     messages = open_inbox(console)
-    async with Engine(f"sqlite:///{settings.DATA / 'triage.db'}", workers=0) as engine:
-        engine.register(app.triage.kind)
+    engine = Engine(f"sqlite:///{settings.DATA / 'triage.db'}", workers=0)
+    engine.register(app.triage.kind)
+    async with engine:
         board = Board(console, await start_all(engine, messages))
         new = sum(job.new for job in board.jobs.values())
         left = [job for job in board.jobs.values() if not job.run.status.final]

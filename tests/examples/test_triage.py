@@ -213,8 +213,9 @@ EXPECTED = {
 async def tickets(triage: Any, names: list[str], store: str) -> dict[str, Any]:
     """Run the messages through an engine of their own; the person asked says yes."""
     found: dict[str, Any] = {}
-    async with Engine(store, workers=4) as engine:
-        engine.register(triage.app.triage.kind)
+    engine = Engine(store, workers=4)
+    engine.register(triage.app.triage.kind)
+    async with engine:
         for name in names:
             email = triage.mail.read(INBOX / name)
             files = [(each.name, each.content, each.media_type) for each in email.attachments]
@@ -241,15 +242,17 @@ async def test_every_message_becomes_the_right_ticket(triage: Any) -> None:
 
 async def test_a_run_with_another_payload_is_refused_with_the_field(triage: Any) -> None:
     """The payload is an e-mail: what is missing is named before anything is stored."""
-    async with Engine("memory://", workers=0) as engine:
-        engine.register(triage.app.triage.kind)
+    engine = Engine("memory://", workers=0)
+    engine.register(triage.app.triage.kind)
+    async with engine:
         with pytest.raises(InvalidTrigger, match="text"):
             await engine.start("triage", {"message_id": "<1>", "from": "a@b.example"})
 
 
-def facts_for(triage: Any, name: str) -> list[Any]:
-    """Every act that the rules take for a message, with what the real shop answers."""
-    email, shop, facts, acts = triage.mail.read(INBOX / name), triage.app.open_shop(), {}, []
+def acts_for(triage: Any, name: str, folder: Path) -> list[Any]:
+    """Every act that the rules take for a message, with what a new shop answers."""
+    triage.shop.build(folder / "shop.db")
+    email, shop, facts, acts = triage.mail.read(INBOX / name), triage.shop.Shop(folder / "shop.db"), {}, []
     while True:
         act = triage.rules.decide(email, facts)
         acts.append(act)
@@ -262,17 +265,17 @@ def facts_for(triage: Any, name: str) -> list[Any]:
             facts[act.tool] = str(unknown)
 
 
-def test_a_refund_that_was_denied_is_not_promised(triage: Any) -> None:
+def test_a_refund_that_was_denied_is_not_promised(triage: Any, tmp_path: Path) -> None:
     """The reply says what happened, not what was proposed."""
-    acts = facts_for(triage, "02-charged-twice.eml")
+    acts = acts_for(triage, "02-charged-twice.eml", tmp_path)
     assert [act.tool for act in acts] == ["lookup_order", "shipment_status", "refund", "file_ticket", None]
     assert "A colleague is looking into it" in acts[-1].ticket["suggested_reply"]
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_the_text_in_a_message_never_makes_the_rules_pay(triage: Any, name: str) -> None:
+def test_the_text_in_a_message_never_makes_the_rules_pay(triage: Any, name: str, tmp_path: Path) -> None:
     """Only the shop's own books lead to a refund, whatever the message asks for."""
-    assert ("refund" in [act.tool for act in facts_for(triage, name)]) == (name == "02-charged-twice.eml")
+    assert ("refund" in [act.tool for act in acts_for(triage, name, tmp_path)]) == (name == "02-charged-twice.eml")
 
 
 async def test_the_scripted_model_says_so_first_and_goes_on_from_a_stored_history(triage: Any) -> None:
