@@ -160,5 +160,7 @@ def declared(metadata: Mapping[str, Any] | None) -> bool:
     if not metadata:
         return False
     hints = metadata.get("annotations")
-    annotated = isinstance(hints, Mapping) and any(name in hints for name in ("readOnlyHint", "idempotentHint", "destructiveHint"))
+    # A server that says nothing about a hint sends it as None.
+    known: Mapping[str, Any] = cast(Mapping[str, Any], hints) if isinstance(hints, Mapping) else {}
+    annotated = any(known.get(name) is not None for name in ("readOnlyHint", "idempotentHint", "destructiveHint"))
     return EFFECT in metadata or PLAIN in metadata or annotated

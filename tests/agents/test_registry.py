@@ -42,9 +42,19 @@ def agent_of(*replies: Any, **options: Any) -> Agent[Any, Any]:
 @contextmanager
 def running(payload: Any = None) -> Iterator[CurrentRun]:
     trigger = TriggerEnvelope("t1", "python", "support", payload, received_at=datetime(2026, 1, 1, tzinfo=UTC))
+    absent: Any = None
     current = CurrentRun(
-        id="r1", agent="support", generation=1, step=0, trigger=trigger, input=payload, cancellation=None, artifacts=Drawer(), write_log=lambda *_: None  # type: ignore[arg-type]
-    )  # fmt: skip
+        id="r1",
+        agent="support",
+        generation=1,
+        step=0,
+        trigger=trigger,
+        input=payload,
+        cancellation=absent,
+        artifacts=Drawer(),
+        write_log=absent,
+        launch=absent,
+    )
     token = enter(current)
     try:
         yield current

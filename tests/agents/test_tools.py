@@ -17,7 +17,7 @@ from pydantic_ai.messages import ToolReturnPart
 from pydantic_ai.toolsets import FunctionToolset
 from session_host import Host, Parked, session, step, to_the_end
 
-from perdure.agents import Answered, Call, Finished, keep
+from perdure.agents import Answered, Call, Finished, RemoteToolError, keep
 from perdure.agents._gate import check
 from perdure.core.errors import ExecutionError
 from perdure.testing.models import ScriptedModel, StrictProvider, call, calls, say
@@ -336,6 +336,36 @@ async def test_a_hook_or_a_validator_of_the_users_that_raises_fails_its_own_call
         ("failed", "ZeroDivisionError: unlucky"),
         ("success", 7),
     ]
+
+
+class MCPToolset(FunctionToolset[None]):
+    """Stands for Pydantic AI's own, which turns every error of a server and of the way to it into `ModelRetry`."""
+
+
+async def test_an_error_from_an_mcp_server_proves_nothing() -> None:
+    """The host sees neither a retry nor a plain failure, so it can't take it for certain that nothing happened."""
+    remote = MCPToolset()
+
+    @remote.tool_plain
+    def charge() -> str:
+        raise ModelRetry("Timed out while waiting for the server.")
+
+    seen: list[Exception] = []
+
+    async def watching(call: Call, body: Callable[[], Awaitable[Any]]) -> Any:
+        try:
+            return await body()
+        except Exception as error:
+            seen.append(error)
+            raise
+
+    host = Host()
+    host.around = watching
+    agent = Agent(ScriptedModel([call("shop_charge"), say("x")]), toolsets=[remote.prefixed("shop")])
+    async with session(agent, host) as opened:
+        _, answered = await step(opened)
+    assert [type(each) for each in seen] == [RemoteToolError]
+    assert (answered.results[0].outcome, answered.results[0].content) == ("failed", "RemoteToolError: Timed out while waiting for the server.")
 
 
 async def test_a_nested_run_that_fails_or_cancels_itself_is_a_failed_result() -> None:

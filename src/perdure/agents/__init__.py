@@ -2,6 +2,7 @@
 
 from pydantic_ai.exceptions import ApprovalRequired, CallDeferred, ModelRetry, ToolFailed
 
+from perdure.agents._capability import RemoteToolError
 from perdure.agents._counters import in_a_row, looping
 from perdure.agents._edit import edited
 from perdure.agents._messages import decode, decode_all, encode, ends_on_response, last_text, start_message
@@ -25,6 +26,7 @@ __all__ = [
     "ModelRetry",
     "NothingCame",
     "Registration",
+    "RemoteToolError",
     "Reply",
     "ReplyKind",
     "Result",

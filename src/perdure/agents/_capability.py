@@ -58,6 +58,14 @@ class KnownTool:
     sequential: bool
     timeout: float | None
     retries: int
+    remote: bool
+
+
+class RemoteToolError(Exception):
+    """A tool of an MCP server reported an error, or the way to it broke.
+
+    Pydantic AI says `ModelRetry` for all of these, time-outs included. None of them proves that nothing happened there.
+    """
 
 
 @dataclass(eq=False)
@@ -259,8 +267,9 @@ class HostToolset(WrapperToolset[Any]):
         link = self.link
         assert ctx.tool_call_id is not None
         call = link.call(ToolCallPart(name, tool_args, tool_call_id=ctx.tool_call_id), tool_args)
+        known = link.tools.get(name)
         # What the tool reads as `ctx.retry` is the history's count.
-        counted = replace(ctx, retry=link.retried.get(name, 0), max_retries=known.retries if (known := link.tools.get(name)) else ctx.max_retries)
+        counted = replace(ctx, retry=link.retried.get(name, 0), max_retries=known.retries if known else ctx.max_retries)
 
         async def body() -> Any:
             try:
@@ -269,6 +278,12 @@ class HostToolset(WrapperToolset[Any]):
                 if isinstance(error.__context__, TimeoutError) and str(NO_TIME_LIMIT) in error.message:
                     # The tool raised it. Under a time limit Pydantic AI takes any TimeoutError for its own and says "again", although a deed may be half done.
                     raise error.__context__ from None
+                if known is not None and known.remote:
+                    raise RemoteToolError(error.message) from error
+                raise
+            except ToolFailed as error:
+                if known is not None and known.remote:
+                    raise RemoteToolError(error.message) from error
                 raise
 
         try:
@@ -304,7 +319,15 @@ def _known(tool: ToolsetTool[Any]) -> KnownTool:
         sequential=known.sequential,
         timeout=known.timeout if known.timeout is not None else _default_timeout(tool.toolset),
         retries=tool.max_retries,
+        remote=_is_remote(tool.toolset),
     )
+
+
+def _is_remote(toolset: AbstractToolset[Any]) -> bool:
+    while isinstance(toolset, WrapperToolset):
+        toolset = toolset.wrapped
+    # By name: importing the class would need the `mcp` packages.
+    return any(each.__name__ == "MCPToolset" for each in type(toolset).__mro__)
 
 
 def _default_timeout(toolset: AbstractToolset[Any]) -> float | None:
