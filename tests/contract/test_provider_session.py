@@ -450,3 +450,48 @@ async def test_thinking_that_lost_its_signature_is_not_sent_as_signed(wire: str 
         async with session(server, wire, Watcher(), history=history, prompt=None) as resumed:
             assert (await to_the_end(resumed)).output == "done"
         assert not server.refused
+
+
+@pytest.mark.parametrize("wire", SIGNED)
+@pytest.mark.parametrize("change", ["words", "signature"])
+async def test_thinking_that_the_provider_does_not_know_is_left_out_and_asked_for_once_more(wire: str, change: str) -> None:
+    """One clean recovery: the first request is refused, the second goes without any thinking, and the turn stays valid."""  # case C8
+    script = [
+        calls(call("note", text="a"), thinking="deep", text="Hm."),
+        calls(call("note", text="b"), thinking="deeper"),
+        say("done", thinking="deepest"),
+    ]
+    async with ProviderServer(script) as server:
+        async with session(server, wire, Watcher()) as opened:
+            await opened.ask()
+            await opened.answer()
+            history = stored(opened.messages)
+        for message in history:
+            for part in message.parts:
+                if isinstance(part, ThinkingPart) and change == "words":
+                    part.content = "shallow"
+                elif isinstance(part, ThinkingPart):
+                    part.signature = "bm90IG91cnM="
+        async with session(server, wire, Watcher(), history=history, prompt=None) as resumed:
+            with pytest.raises(ModelFailed) as failed:
+                await resumed.ask()
+            assert failed.value.retryable and len(server.refused) == 1
+            assert thoughts(resumed.messages) == []
+            assert (await to_the_end(resumed)).output == "done"
+            assert [text for text, _ in thoughts(resumed.messages)] == ["deeper", "deepest"]
+        assert len(server.refused) == 1 and len(server.requests) == 4
+
+
+@every_wire
+async def test_a_request_that_is_refused_for_something_else_is_not_tried_again(wire: str) -> None:
+    """A 400 about anything else stands, and the thinking stays where it is."""
+    async with (
+        ProviderServer([calls(call("note", text="a"), thinking="deep"), fail(400), say("done")]) as server,
+        session(server, wire, Watcher()) as opened,
+    ):
+        await opened.ask()
+        await opened.answer()
+        before = thoughts(opened.messages)
+        with pytest.raises(ModelFailed) as failed:
+            await opened.ask()
+        assert not failed.value.retryable and thoughts(opened.messages) == before

@@ -113,6 +113,16 @@ def is_quota(error: BaseException) -> bool:
     return any(isinstance(each, ModelQuotaExceededError) for each in leaves(error))
 
 
+_NOT_ITS_THINKING: Final = re.compile(
+    r"signature.*thinking|thinking.*signature|encrypted.content|'reasoning' item|type 'reasoning'", re.IGNORECASE | re.DOTALL
+)
+
+
+def refuses_thinking(error: BaseException) -> bool:
+    """Whether the provider refused the request for a thinking block in it that it does not know as its own."""
+    return isinstance(error, ModelHTTPError) and error.status_code == 400 and _NOT_ITS_THINKING.search(str(error.body)) is not None
+
+
 def retry_after(error: BaseException, now: datetime) -> timedelta | None:
     """The provider's wish: `retry-after-ms`, seconds, an HTTP date, or else when the limit that is used up is filled again. Absent or absurd: None.
 

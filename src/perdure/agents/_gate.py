@@ -56,6 +56,8 @@ def response(message: ModelResponse, used: Collection[str], place: int, now: dat
         place: The message's place in the history: our ids are made of it.
         now: Its time, where it is not its own.
     """
+    if any(isinstance(part, ThinkingPart) and _signed(part) and not _whole(part) for part in message.parts):
+        message = without_thinking(message)
     parts: list[ModelResponsePart] = []
     taken: set[str] = set()
     calls = 0
@@ -96,9 +98,8 @@ def _response_part(part: ModelResponsePart) -> ModelResponsePart | None:
             return None
         return _cleaned(part)
     if isinstance(part, ThinkingPart):
-        if part.signature is not None or part.provider_details:
-            # Signed over its bytes: it goes back as it came, or not at all.
-            return part if _acceptable([part.content, part.signature, part.id, part.provider_details]) else None
+        if _signed(part):
+            return part
         if not part.content and not part.id:
             return None
         return _cleaned(part)
@@ -109,6 +110,26 @@ def _response_part(part: ModelResponsePart) -> ModelResponsePart | None:
     if isinstance(part, FilePart):
         return part if part.content.data else None
     return _cleaned(part)
+
+
+def _signed(part: ThinkingPart) -> bool:
+    return part.signature is not None or bool(part.provider_details)
+
+
+def _whole(part: ThinkingPart) -> bool:
+    """Whether a signed block can be kept. It is signed over its bytes: it goes back as it came, or not at all."""
+    return _acceptable([part.content, part.signature, part.id, part.provider_details])
+
+
+def without_thinking(message: ModelResponse) -> ModelResponse:
+    """The response without its thinking, and without the provider's ids on the rest: by those, OpenAI asks for the thinking before it."""
+    parts: list[ModelResponsePart] = []
+    for part in message.parts:
+        if isinstance(part, (TextPart, ToolCallPart)):
+            parts.append(replace(part, id=None) if part.id else part)
+        elif not isinstance(part, ThinkingPart):
+            parts.append(part)
+    return replace(message, parts=parts or [TextPart(NOTHING)])
 
 
 def _arguments(args: Any) -> Any:

@@ -42,7 +42,7 @@ from pydantic_graph import End
 from perdure.agents import _gate as gate
 from perdure.agents._capability import Inner, Link, Outer
 from perdure.agents._driver import Driver
-from perdure.agents._faults import StreamCut, describe, is_quota, is_transient, retry_after
+from perdure.agents._faults import StreamCut, describe, is_quota, is_transient, refuses_thinking, retry_after
 from perdure.agents._files import Files, common
 from perdure.agents._kinds import kind_of
 from perdure.agents._messages import text_of
@@ -281,6 +281,9 @@ class AgentSession:
             after = await _next(run, node)
         except Exception as error:
             failure = self._failure(error, "".join(heard), stream, started)
+            if isinstance(failure, ModelFailed) and refuses_thinking(error):
+                # Once: the next try has nothing of it left that could be refused again.
+                failure.retryable = self._forget_thinking()
             await self._close(error)
             raise failure from (None if failure is error else error)
         except BaseException as error:
@@ -340,6 +343,17 @@ class AgentSession:
             started_at=started,
             model=model,
         )
+
+    def _forget_thinking(self) -> bool:
+        """Leave the thinking out of the history from here on. False: there was none."""
+        had = any(isinstance(part, ThinkingPart) for message in self.history for part in message.parts)
+        self.history = [
+            gate.without_thinking(message)
+            if isinstance(message, ModelResponse) and any(isinstance(part, ThinkingPart) for part in message.parts)
+            else message
+            for message in self.history
+        ]
+        return had
 
     # -- its calls, or its output -----------------------------------------------------------------------------------------------------------------
 

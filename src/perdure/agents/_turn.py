@@ -171,7 +171,10 @@ class Session(Protocol):
         ...
 
     async def ask(self) -> Reply:
-        """One model call. After `ModelFailed`, `ask` again tries the same request anew; the history is as before the call."""
+        """One model call. After `ModelFailed`, `ask` again tries the same request anew; the history is as before the call.
+
+        One exception: where the provider refused its own thinking, the history goes on without it.
+        """
         ...
 
     async def answer(self) -> Answered | Finished:

@@ -10,6 +10,7 @@ from perdure.testing._wire_script import Answer, Stage, Stamp, WireEvent, pieces
 from perdure.testing._wire_strict import Block, Json, Refused, Turn, items, merged
 
 ERROR_TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "invalid_request_error", 429: "rate_limit_error"}
+THOUGHT = "after_rs_"
 INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
@@ -27,6 +28,7 @@ class ResponsesWire:
         said = [{"role": "user", "content": given}] if isinstance(given, str) else items(given)
         _refuse_doubled_items(said)
         _refuse_lone_reasoning(said)
+        _refuse_items_without_reasoning(said)
         return merged([turn for item in said if (turn := _turn(item)) is not None])
 
     def error(self, status: int, message: str) -> Json:
@@ -49,6 +51,8 @@ class _Speech:
         self._answer, self._stamp, self._signature = answer, stamp, signature
         self._items: list[Json] = []
         self._number = 0
+        # An item that was said after reasoning tells so in its id: it may not come back without it.
+        self._name = f"{THOUGHT if answer.reply.thinking is not None else ''}{stamp.place}"
 
     def events(self) -> Iterator[WireEvent]:
         reply = self._answer.reply
@@ -95,7 +99,7 @@ class _Speech:
         yield self._done({**item, "summary": [{"type": "summary_text", "text": thinking}], "encrypted_content": self._signature})
 
     def _message(self, text: str) -> Iterator[WireEvent]:
-        item: Json = {"id": f"msg_{self._stamp.place}", "type": "message", "role": "assistant", "status": "in_progress", "content": []}
+        item: Json = {"id": f"msg_{self._name}", "type": "message", "role": "assistant", "status": "in_progress", "content": []}
         at = {"item_id": item["id"], "output_index": len(self._items), "content_index": 0}
         part: Json = {"type": "output_text", "annotations": [], "logprobs": [], "text": ""}
         yield self._event("open", "response.output_item.added", output_index=at["output_index"], item=item)
@@ -108,7 +112,7 @@ class _Speech:
 
     def _call(self, call_id: str, name: str, arguments: str) -> Iterator[WireEvent]:
         number = len(self._items)
-        item: Json = {"id": f"fc_{self._stamp.place}_{number}", "type": "function_call", "status": "in_progress", "call_id": call_id, "name": name}
+        item: Json = {"id": f"fc_{self._name}_{number}", "type": "function_call", "status": "in_progress", "call_id": call_id, "name": name}
         yield self._event("open", "response.output_item.added", output_index=number, item={**item, "arguments": ""})
         for piece in pieces(arguments):
             yield self._event("piece", "response.function_call_arguments.delta", item_id=item["id"], output_index=number, delta=piece)
@@ -169,3 +173,14 @@ def _refuse_lone_reasoning(said: list[Json]) -> None:
         follows = after.get("type") in {"function_call", "reasoning"} or after.get("role") == "assistant"
         if item.get("type") == "reasoning" and not follows:
             raise Refused(f"Item '{item.get('id')}' of type 'reasoning' was provided without its required following item.")
+
+
+def _refuse_items_without_reasoning(said: list[Json]) -> None:
+    thought = False
+    for item in said:
+        if item.get("type") == "reasoning":
+            thought = True
+        elif item.get("type") == "function_call_output" or item.get("role") in {"user", "system", "developer"}:
+            thought = False
+        elif THOUGHT in (item.get("id") or "") and not thought:
+            raise Refused(f"Item '{item['id']}' of type '{item.get('type')}' was provided without its required 'reasoning' item.")
