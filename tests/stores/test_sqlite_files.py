@@ -111,6 +111,20 @@ def test_a_mistyped_durability_is_refused() -> None:
         SqliteStore("a.db", synchronous="full")  # type: ignore[arg-type]
 
 
+async def test_another_process_that_leaves_takes_nothing_from_us(tmp_path: Path) -> None:
+    """Whoever closes the file last deletes its log, so everybody who has it open must be seen by the others."""
+    path = tmp_path / "a.db"
+    async with SqliteStore(path) as store:
+        await store.admit(new_run())
+        assert len(await store.runs(RunFilter())) == 1
+        visit = "import sqlite3, sys; raw = sqlite3.connect(sys.argv[1]); raw.execute('SELECT count(*) FROM run').fetchall(); raw.close()"
+        subprocess.run([sys.executable, "-c", visit, str(path)], check=True)  # noqa: ASYNC221 - nothing else is to happen meanwhile
+        assert path.with_name("a.db-wal").exists()
+        await store.admit(new_run("r2"))
+    async with SqliteStore(path) as store:
+        assert len(await store.runs(RunFilter())) == 2
+
+
 # ── rights ─────────────────────────────────────────────────────────────────────────────────────────────────
 @contextmanager
 def unprivileged() -> Iterator[None]:

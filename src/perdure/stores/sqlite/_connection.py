@@ -26,7 +26,8 @@ SCHEMA: Final = len(MIGRATIONS)
 APPLICATION: Final = 0x50657264
 """Marks the file as ours (`Perd`), see PRAGMA application_id."""
 
-HEADER: Final = b"SQLite format 3\x00"
+SMALLEST: Final = 512
+"""Bytes of the smallest database that SQLite writes: one page."""
 
 BUSY_MS: Final = 25
 """How long SQLite itself waits for a lock before we look again. Short, because its waits grow and make it lose to processes that come later."""
@@ -172,12 +173,13 @@ class Connection:
         return version
 
     def _refuse_other_files(self) -> None:
-        """SQLite takes a file that is shorter than its header for an empty one, and would write over it."""
-        if self.path.is_file():
-            with self.path.open("rb") as file:
-                begin = file.read(len(HEADER))
-            if begin and begin != HEADER:
-                raise NotADatabase(f"{self.path} is not a SQLite database. Name another file, or move this one away.", path=str(self.path))
+        """SQLite takes a file that is shorter than its header for an empty one, and would write over it.
+
+        Told by its size alone: to open the file here and close it again would drop every lock that this process's other connections hold on it
+        (POSIX locks belong to the process), and the next process to leave would delete their log under their feet.
+        """
+        if self.path.is_file() and 0 < self.path.stat().st_size < SMALLEST:
+            raise NotADatabase(f"{self.path} is not a SQLite database. Name another file, or move this one away.", path=str(self.path))
 
     def _refuse_strangers(self) -> None:
         [[application]] = self.patiently(lambda: self.execute("PRAGMA application_id"))
