@@ -181,6 +181,7 @@ class World:
 
 
 FULL = ("memory", "memory-queue", "sqlite", "sqlite-queue")
+AGENTS = ("memory", "sqlite-queue", "plain", "versioned")
 KINDS = (*FULL, "plain", "listing", "versioned")
 Open = Callable[[], AbstractAsyncContextManager[World]]
 

@@ -5,25 +5,28 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from typing import Any, Literal, NoReturn, cast
 
 from perdure.agents import ApprovalRequired, Call, CallDeferred, Decision, ModelRetry, ToolFailed, keep
 from perdure.context import CurrentRun, enter, leave
+from perdure.context import Wait as ToolWait
 from perdure.core.artifact import Artifact
+from perdure.core.codec import clean
 from perdure.core.errors import ConfigurationError, Suspend, UnserializableError
 from perdure.core.runtime import Runtime
 from perdure.core.trigger import TriggerEnvelope
 from perdure.effects import EffectCall, EffectRule, Happened, effect_rule
 from perdure.pipeline._agent_state import AgentCheckpoint, CallRecord, pending
-from perdure.pipeline._phase import Approval, PhaseContext
+from perdure.pipeline._phase import Approval, PhaseContext, Wait
 
 
 class Parked(Suspend):
-    """The response can't be answered now: another call comes first in an advance of its own, or `question` has to be answered."""
+    """The response can't be answered now: another call comes first in an advance of its own, or something has to be waited for."""
 
-    def __init__(self, key: str = "", question: Approval | None = None) -> None:
+    def __init__(self, key: str = "", wait: Wait[Any] | None = None) -> None:
         super().__init__("The turn stops here.")
-        self.key, self.question = key, question
+        self.key, self.wait = key, wait
 
 
 @dataclass
@@ -49,6 +52,8 @@ class CallHost:
     # ── one call ───────────────────────────────────────────────────────────────────────────────────────────
     async def run_tool(self, call: Call, body: Callable[[], Awaitable[Any]], *, approved: bool) -> Any:
         record = self.state.records.get(call.id)
+        if record is not None and record.status == "waits" and approved:
+            record = None
         if record is not None and record.status != "started":
             return _again(record)
         if self.one_at_a_time and self._mine not in (None, call.id):
@@ -78,7 +83,8 @@ class CallHost:
         except UnserializableError as error:
             self._note(call, "failed", error.message)
             raise ToolFailed(error.message) from error
-        except (ApprovalRequired, CallDeferred):
+        except (ApprovalRequired, CallDeferred) as waits:
+            self._wait(call, waits)
             raise
         except Exception as error:
             self._note(call, "failed", _said(error))
@@ -92,8 +98,8 @@ class CallHost:
         await self._save()
         try:
             value = await self._within(call, body, rule.timeout.total_seconds() if rule.timeout else call.timeout)
-        except (ApprovalRequired, CallDeferred):
-            self._forget(call)
+        except (ApprovalRequired, CallDeferred) as waits:
+            self._wait(call, waits)
             await self._save()
             raise
         except (ModelRetry, ToolFailed) as error:
@@ -130,9 +136,8 @@ class CallHost:
         ruling = self.state.rulings.get(key)
         if ruling is None:
             data = {"tool": call.name, "input": call.args, "tool_call_id": call.id, "key": self._key(call), "why": why}
-            raise Parked(
-                key, Approval(f"Nobody knows whether {call.name} happened ({why}). Run it? Deny it with a value that is its result.", data, None)
-            )
+            asks = f"Nobody knows whether {call.name} happened ({why}). Run it? Deny it with a value that is its result."
+            raise Parked(key, Wait(approval=Approval(asks, data, None)))
         if ruling.approved:
             self.state = replace(self.state, rulings={each: said for each, said in self.state.rulings.items() if each != key})
             return None
@@ -162,17 +167,28 @@ class CallHost:
         try:
             async with asyncio.timeout(limit):
                 return await body()
+        except ToolWait as wait:
+            raise self._deferred(wait) from None
         finally:
             leave(token)
 
-    def _note(self, call: Call, status: Literal["started", "done", "failed", "retry"], value: Any) -> CallRecord:
+    def _deferred(self, wait: ToolWait) -> Exception:
+        """A tool that ends with a wait is one whose result comes from elsewhere: from a person, or from time."""
+        if wait.kind == "child":
+            return ToolFailed("Child runs need an engine; a pipeline by itself has none.")
+        until = wait.until_ if not isinstance(wait.until_, timedelta) else self.runtime.now() + wait.until_
+        return CallDeferred({"timer": wait.kind == "timer", "event": wait.name, "until": None if until is None else until.isoformat()})
+
+    def _note(self, call: Call, status: Literal["started", "done", "failed", "retry", "waits"], value: Any) -> CallRecord:
         record = CallRecord(status, value)
         records = {**self.state.records, call.id: record}
         self.state = replace(self.state, records=records, pending_tool_calls=pending(self.calls, records))
         return record
 
-    def _forget(self, call: Call) -> None:
-        self.state = replace(self.state, records={each: record for each, record in self.state.records.items() if each != call.id})
+    def _wait(self, call: Call, waits: ApprovalRequired | CallDeferred) -> None:
+        """The tool itself said that it waits: that is asked about without running its first lines again."""
+        kind = "approval" if isinstance(waits, ApprovalRequired) else waits.kind
+        self._note(call, "waits", {"kind": kind, "metadata": clean(waits.metadata)})
 
     async def _save(self) -> None:
         await self.ctx.save_state(self.state)
@@ -185,7 +201,7 @@ class CallHost:
         trigger = TriggerEnvelope(self.state.conversation, "python", self.phase, self.state.prompt)
         return CurrentRun(
             id=self.ctx.job_id, agent=self.phase, generation=1, step=self.state.turn, trigger=trigger, input=None, cancellation=self.ctx.cancelled,
-            artifacts=_NoArtifacts(), write_log=self._log, key=self._key(call), tool=call.name, attempt=self.ctx.attempt,
+            artifacts=_NoArtifacts(), write_log=self._log, launch=_no_children, key=self._key(call), tool=call.name, attempt=self.ctx.attempt,
         )  # fmt: skip
 
     def _log(self, level: str, message: str, data: dict[str, Any]) -> None:
@@ -203,6 +219,10 @@ class _NoArtifacts:
         _no_artifacts()
 
 
+async def _no_children(run: CurrentRun, agent: str, payload: Any, options: dict[str, Any]) -> str:
+    raise ConfigurationError("A pipeline by itself starts no child runs. Register it with an engine, or make the child a phase.")
+
+
 def _no_artifacts() -> NoReturn:
     raise ConfigurationError("A pipeline by itself stores no artifacts. Register it with an engine, or keep files in your own place.")
 
@@ -213,14 +233,21 @@ def _again(record: CallRecord) -> Any:
         raise ModelRetry(str(record.value))
     if record.status == "failed":
         raise ToolFailed(str(record.value))
+    if record.status == "waits":
+        metadata = record.value["metadata"]
+        if record.value["kind"] == "approval":
+            raise ApprovalRequired(metadata)
+        raise CallDeferred(metadata, kind=record.value["kind"])
     return record.value
 
 
-def _question(call: Call, kind: str, deferred: dict[str, Any]) -> Approval:
+def _question(call: Call, kind: str, deferred: dict[str, Any]) -> Wait[Any]:
+    if deferred.get("timer"):
+        return Wait(until=datetime.fromisoformat(deferred["until"]), reason=f"{call.name} goes on later")
     said = {name: value for name, value in deferred.items() if name != "kind"}
     data = {"tool": call.name, "input": call.args, "tool_call_id": call.id, "schema": call.schema, "kind": kind, **({"said": said} if said else {})}
     asks = f"Run {call.name}?" if kind == "approval" else f"{call.name} is done elsewhere: what is its result?"
-    return Approval(asks, data)
+    return Wait(approval=Approval(asks, data), until=datetime.fromisoformat(deferred["until"]) if deferred.get("until") else None)
 
 
 def _said(error: BaseException) -> str:

@@ -24,7 +24,7 @@ from perdure.pipeline._adapters import SchedulerAdapter, StorageAdapter
 from perdure.pipeline._agent_host import CallHost, Parked
 from perdure.pipeline._agent_state import AgentCheckpoint, AgentOutcome, Ruling, StoppedBy, pending
 from perdure.pipeline._memory import MemoryScheduler
-from perdure.pipeline._phase import Done, Error, Next, Phase, PhaseContext, PhaseResult, Retry, RetryPolicy, Wait
+from perdure.pipeline._phase import Done, Error, Next, Phase, PhaseContext, PhaseResult, Retry, RetryPolicy
 from perdure.pipeline._records import RetryMode
 from perdure.pipeline._runner import REAL, advance_phase
 from perdure.pipeline._start import run_pipeline
@@ -184,14 +184,14 @@ def _heard(state: AgentCheckpoint, ctx: PhaseContext[AgentCheckpoint]) -> AgentC
     if state.asking is None or answer is None:
         return state
     reason = answer.reason or ("Nobody decided in time." if answer.kind == "expired" else None)
-    ruling = Ruling(bool(answer.approved), answer.value, reason)
+    ruling = Ruling(bool(answer.approved) or answer.kind == "timer", answer.value, reason)
     return replace(state, asking=None, rulings={**state.rulings, state.asking: ruling})
 
 
 def _park(name: str, state: AgentCheckpoint, parked: Parked) -> PhaseResult[AgentCheckpoint]:
-    if parked.question is None:
+    if parked.wait is None:
         return Next(name, state)
-    return Wait(state=replace(state, asking=parked.key), approval=parked.question)
+    return replace(parked.wait, state=replace(state, asking=parked.key))
 
 
 def _line(turn: int, reply: Reply) -> str:

@@ -24,10 +24,10 @@ class CallRecord:
     """What is known of one tool call of the response in hand.
 
     `started`: an effect tool's body was let begin; whether it happened is not known. `done`: `value` is its result. `failed` and `retry`: what it raised, and what the model
-    is told is `value`.
+    is told is `value`. `waits`: the tool itself asked for an approval, or is done elsewhere.
     """
 
-    status: Literal["started", "done", "failed", "retry"]
+    status: Literal["started", "done", "failed", "retry", "waits"]
     value: Any = None
 
 
@@ -111,5 +111,5 @@ class AgentOutcome(Generic[OutputT]):
 
 def pending(calls: Sequence[Call], records: Mapping[str, CallRecord]) -> list[PendingToolCall]:
     """The calls that have no result yet."""
-    settled = {call_id for call_id, record in records.items() if record.status != "started"}
+    settled = {call_id for call_id, record in records.items() if record.status not in ("started", "waits")}
     return [PendingToolCall(call.id, call.name, call.args) for call in calls if not call.output and call.id not in settled]

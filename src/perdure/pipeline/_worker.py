@@ -73,6 +73,7 @@ class PipelineWorker:
         self._at_work: dict[asyncio.Task[None], Cancellation] = {}
         self._wake = asyncio.Event()
         self._stopping = False
+        self._fatal: BaseException | None = None
         self._loop_task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -108,6 +109,8 @@ class PipelineWorker:
             off()
             if self._keeper is not None:
                 await self._keeper.stop()
+        if self._fatal is not None:
+            raise self._fatal
 
     async def run_until_idle(self) -> None:
         """Work until nothing is due and nothing is at work here: for scripts, cron and tests. Later advances stay for the next time."""
@@ -116,17 +119,19 @@ class PipelineWorker:
             self._keeper.start()
         try:
             await self._recover()
-            while True:
+            while not self._stopping:
                 self._wake.clear()
                 if not await self._take():
                     if not self._at_work:
-                        return
+                        break
                     await asyncio.wait([*self._at_work], return_when=asyncio.FIRST_COMPLETED)
         finally:
             await self._drain()
             off()
             if self._keeper is not None:
                 await self._keeper.stop()
+        if self._fatal is not None:
+            raise self._fatal
 
     # ── one pass ───────────────────────────────────────────────────────────────────────────────────────────
     async def _take(self) -> bool:
@@ -135,7 +140,7 @@ class PipelineWorker:
         if room <= 0:
             return False
         try:
-            taken = await self._storage.take_advances(limit=room, hold=self._lease * 2)
+            taken = await self._storage.take_advances(limit=room, hold=self._lease)
         except StoreError as error:
             self._on_error("", error)
             return False
@@ -148,6 +153,10 @@ class PipelineWorker:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._at_work.pop(task, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # Not an `Exception`: somebody wants this process to end. `run` drains and raises it.
+            self._fatal = self._fatal or error
+            self._stopping = True
         self._wake.set()
 
     async def _advance(self, taken: Advance, cancelled: Cancellation) -> None:
