@@ -443,10 +443,10 @@ async def _answer(store: Store, call: Call) -> Any:
 
 async def _swept(store: Store, request: SweepRequest) -> dict[str, Any]:
     """Passes until nothing is due: what one of them does and what is left to the next is a store's own affair."""
-    done: list[tuple[str, str]] = []
+    done: set[tuple[str, str]] = set()
     while (swept := await store.sweep(request)).count:
         for what in ("recovered", "poisoned", "expired", "woken", "deadlines"):
-            done += [(what, run_id) for run_id in getattr(swept, what)]
+            done |= {(what, run_id) for run_id in getattr(swept, what)}
     return {"done": sorted(done), "next_due": swept.next_due}
 
 
