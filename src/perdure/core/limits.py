@@ -94,3 +94,6 @@ LOG_FLUSH: Final = timedelta(milliseconds=200)
 
 RECENT_STEPS: Final = 16
 """Llm steps that an execution reads to know how often in a row something happened: above every such limit."""
+
+STORE_AWAY: Final = timedelta(seconds=2)
+"""How long a run rests that could not go on because the store could not be reached: it costs nobody anything, and no attempt of the run."""

@@ -213,14 +213,14 @@ class AgentJob:
                 if isinstance(decision, GiveUp):
                     reason = "incomplete" if error.code == "incomplete_response" else "error"
                     return self._llm_error(error.text, error.code, error.message, error.usage, reason)
+                # A try has no row of its own: what it cost is told with it, so that spend is always the sum of what is stored.
+                told: dict[str, Any] = {"step": self._index, "try_no": tries, "error": error.message, "usage": error.usage.to_json()}
                 if isinstance(decision, Again):
-                    event = EventWrite("step.retried", {"step": self._index, "try_no": tries, "error": error.message, "delay": decision.seconds})
+                    event = EventWrite("step.retried", {**told, "delay": decision.seconds})
                     await self._journal.write(Write(events=(event,)))
                     await self._pause(decision.seconds)
                     continue
-                event = EventWrite(
-                    "step.retried", {"step": self._index, "try_no": tries, "error": error.message, "delay": decision.delay.total_seconds()}
-                )
+                event = EventWrite("step.retried", {**told, "delay": decision.delay.total_seconds()})
                 if isinstance(decision, Later):
                     return Write(events=(event,), ending=Release("retry_after", decision.delay))
                 return self._quota(decision, error, event)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from perdure.core.budget import Budget, Limit, OnLimit
-from perdure.core.commit import Settle
-from perdure.core.errors import PerdureError
+from perdure.core.commit import Ending, Release, Settle
+from perdure.core.errors import PerdureError, StoreUnavailable
+from perdure.core.limits import STORE_AWAY
 from perdure.core.run import RunError, RunStatus
 
 
@@ -22,8 +23,13 @@ def cancelled() -> Settle:
     return Settle(RunStatus.CANCELLED, error=RunError("cancelled", "The run was cancelled."))
 
 
-def from_error(error: BaseException) -> Settle:
-    """An exception as the run's error: ours keep their code, others are `internal` and name their class."""
+def from_error(error: BaseException) -> Ending:
+    """An exception as the run's error: ours keep their code, others are `internal` and name their class.
+
+    A store that is away for a moment is nobody's failure: the run is handed back and goes on where it stands.
+    """
+    if isinstance(error, StoreUnavailable):
+        return Release("retry_after", STORE_AWAY)
     if isinstance(error, PerdureError):
         return failed(error.code, error.message, **error.details)
     text = str(error) or "no message"

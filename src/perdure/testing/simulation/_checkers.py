@@ -492,16 +492,15 @@ class ExpiryHolds(Checker):
 
 # ── steps ──────────────────────────────────────────────────────────────────────────────────────────────────
 class SpendAddsUp(Checker):
-    """What a run has spent is the sum of its steps: nothing twice, nothing forgotten."""
+    """What a run has spent is the sum of its model steps and of their failed tries: nothing twice, nothing forgotten."""
 
     def written(self, change: Change) -> Iterator[str]:
-        spent = Usage(requests=0)
-        for step in change.after.steps:
-            if step.kind == "llm" and step.row.usage is not None:
-                spent += Usage.from_json(step.row.usage)
+        rows = [step.row.usage for step in change.after.steps if step.kind == "llm"]
+        tries = [event.data.get("usage") for event in change.after.events if event.type == "step.retried"]
+        spent = sum((Usage.from_json(each) for each in [*rows, *tries] if each is not None), Usage())
         stored = change.after.run.usage
         if _spend(spent) != _spend(stored):
-            yield f"the steps come to {_spend(spent)}, the run says {_spend(stored)}"
+            yield f"steps and tries come to {_spend(spent)}, the run says {_spend(stored)}"
 
 
 def _spend(usage: Usage) -> tuple[int, int, int, Decimal | None]:

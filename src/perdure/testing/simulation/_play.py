@@ -7,23 +7,26 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, Final
 
-from perdure.core.errors import PerdureError
+from perdure.core.errors import PerdureError, StoreUnavailable
 from perdure.core.run import RunStatus
 from perdure.core.wait import WaitPoint
 from perdure.engine import Engine, Request
 from perdure.stores import Store
 from perdure.testing.simulation._checkers import Rows
-from perdure.testing.simulation._loop import Deadlock, Livelock, SimHandle, Shuffled, Strand
+from perdure.testing.simulation._loop import Deadlock, Livelock, Shuffled, SimHandle, Strand
 from perdure.testing.simulation._plan import Fault, Plan, WireFaults
 from perdure.testing.simulation._port import CallFault
 from perdure.testing.simulation._runtime import SimRuntime
 from perdure.testing.simulation._stage import Actor, Part, Stage
 from perdure.testing.simulation._watch import Violation
 
-CALM_AT: Final = 90.0
+CALM_AT: Final = 75.0
 """Virtual seconds after which no more faults strike."""
+POLL: Final = timedelta(seconds=2)
+"""How often an idle replica looks for work: rarely, so that hints matter and empty looks don't fill the time."""
 REST_SECONDS: Final = 2 * 3600.0
 """Virtual seconds that everything may take to come to rest once the faults are over."""
 LOOK_SECONDS: Final = 1.0
@@ -115,7 +118,7 @@ class Play:
             latency=0.05,
             tool_fault=lambda: self._nth("tool"),
             model_fault=lambda: self._nth("model"),
-            **{"deaths_max": 50, "workers": 4, **options},
+            **{"deaths_max": 50, "workers": 4, "poll": POLL, **options},
         )
         self.stage.before = self._before
         if cast.bind is not None:
@@ -176,8 +179,15 @@ class Play:
             await asyncio.sleep(LOOK_SECONDS)
             for slot, actor in list(self.stage.actors.items()):
                 if not actor.process.alive:
+                    self._judge_end(actor)
                     await asyncio.sleep(self._chance.uniform(0, 5))
                     self._start(slot, version=actor.version)
+
+    def _judge_end(self, actor: Actor) -> None:
+        """A program may fail because the store is away, and for no other reason."""
+        if actor.error is not None and not isinstance(actor.error, StoreUnavailable):
+            assert self.stage.watch is not None
+            self.stage.watch.blame("EnginesOpenAndClose", f"{actor.process.name} ended with {actor.error!r}")
 
     async def _rest(self) -> None:
         """Wait until every run has settled, and say so if some never do."""
@@ -213,9 +223,11 @@ class Play:
         while any(actor.process.alive for actor in self.stage.actors.values()):
             if self.stage.loop.time() > until:
                 assert self.stage.watch is not None
-                self.stage.watch.blame("EnginesLeave", f"an engine does not close:\n{self.stage.loop.describe()}")
+                self.stage.watch.blame("EnginesOpenAndClose", f"an engine does not close:\n{self.stage.loop.describe()}")
                 return
             await asyncio.sleep(LOOK_SECONDS)
+        for actor in self.stage.actors.values():
+            self._judge_end(actor)
 
     def _tell_to_leave(self, actor: Actor) -> None:
         self.stage.loop.call_soon(actor.leave.set, context=actor.process.main.context)

@@ -88,6 +88,7 @@ class Actor:
         self.leave = asyncio.Event()
         self.ended = False
         """Whether it came to its own end, rather than being killed."""
+        self.error: Exception | None = None
         self.engine = Engine(self.port, runtime=self.runtime, on_error=stage.heard, **stage.options)
         for part in stage.parts:
             kind = watched(part.kind, stage)
@@ -99,10 +100,15 @@ class Actor:
         """The process's main: its program, or work until told to leave. Then the process ends."""
         if shown is not None:
             self.engine.on("*", lambda item: shown(item) if isinstance(item, Event) else None)
-        async with self.engine:
-            await (self.leave.wait() if main is None else main(self.engine))
-        self.ended = True
-        self.process.doomed = True
+        try:
+            async with self.engine:
+                await (self.leave.wait() if main is None else main(self.engine))
+            self.ended = True
+        except Exception as error:
+            # A program that fails ends its process; who runs it starts it again.
+            self.error = error
+        finally:
+            self.process.doomed = True
 
 
 class Stage:
