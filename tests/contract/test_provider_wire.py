@@ -260,7 +260,7 @@ async def test_a_held_stream_is_closed_when_the_client_goes_away(wire: str) -> N
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    assert server.requests[0].hung_up
+        await server.until_hung_up(1)
 
 
 @every_wire

@@ -170,6 +170,11 @@ class ProviderServer:
         async with self._news:
             await self._news.wait_for(lambda: len(self.requests) >= count)
 
+    async def until_hung_up(self, count: int) -> None:
+        """Wait until that many clients have closed the connection before their answer was over."""
+        async with self._news:
+            await self._news.wait_for(lambda: sum(each.hung_up for each in self.requests) >= count)
+
     def release(self) -> None:
         """Let every held stream go on, those that come later too."""
         self._released.set()
@@ -240,6 +245,9 @@ class ProviderServer:
         except ConnectionError:
             asked.hung_up = True
             raise
+        finally:
+            async with self._news:
+                self._news.notify_all()
 
     def _read(self, wire: Wire, request: HttpRequest, asked: Asked) -> tuple[Answer | None, str]:
         """What the request gets: the script's answer, or a refusal in words."""
