@@ -22,11 +22,23 @@ class Simulated:
         self.runtime = SimRuntime(self.loop, self.replica)
         self.store = MemoryStore(self.runtime)
         self.errors: list[BaseException] = []
+        self.replicas: dict[str, Any] = {}
 
     def engine(self, **options: Any) -> Engine:
         """An engine on this machine's store; what it reports is kept in `errors`."""
         options.setdefault("on_error", self.errors.append)
         return Engine(options.pop("store", self.store), runtime=self.runtime, **options)
+
+    def other(self, name: str, **options: Any) -> Engine:
+        """An engine on another machine, on the same store. Enter it with `on`."""
+        replica = self.loop.replica(name)
+        self.replicas[name] = replica
+        options.setdefault("on_error", self.errors.append)
+        return Engine(self.store, runtime=SimRuntime(self.loop, replica), **options)
+
+    def on(self, name: str, work: Coroutine[Any, Any, Any]) -> Any:
+        """Start a coroutine on another machine."""
+        return self.replicas[name].spawn(work, name=name)
 
     def run(self, main: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self.loop.run_until_complete(self.replica.spawn(main(), name="test"))

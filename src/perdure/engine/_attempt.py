@@ -147,7 +147,9 @@ class AgentJob:
         }
         effects = {effect.key: effect for effect in loaded.effects if effect.row.index == self._index}
         waits = {wait.row.question: wait for wait in loaded.waits if wait.row.index == self._index}
-        return StepFacts(self._index, answers, effects, loaded.held, waits)
+        asked_here = any(step.row.index == self._index for step in loaded.recent)
+        inherited = loaded.run.forked and loaded.run.generation == 1 and not asked_here
+        return StepFacts(self._index, answers, effects, loaded.held, waits, inherited)
 
     def _open_desk(self, calls: Sequence[Call]) -> ToolDesk:
         agent = self._agent

@@ -208,6 +208,8 @@ class Engine:
         if kind.name in self._types:
             raise ConfigurationError(f"The name {kind.name!r} is registered already. Give the second one another name=.")
         self._types[kind.name] = kind
+        if self._worker is not None:
+            self._worker.look()
 
     @property
     def agents(self) -> Mapping[str, JobType]:
@@ -266,7 +268,7 @@ class Engine:
                     await self.store.migrate()
                 self._offs = [self.store.on_hint(self._hub.hint), self.store.on_delta(self._hub.stream)]
                 self._worker = self._make_worker()
-                self._worker.start(claim=self._claims and bool(self._types), tick=self._tick is not None and self._size > 0)
+                self._worker.start(claim=self._claims, tick=self._tick is not None and self._size > 0)
             except BaseException:
                 await self.store.__aexit__(None, None, None)
                 raise

@@ -28,6 +28,7 @@ from perdure.core.step import StepWrite
 from perdure.core.wait import Resolution, ResolutionKind, WaitPoint, WaitWrite
 from perdure.effects import EffectCall, EffectRule, Happened, HeldEffects
 from perdure.engine._execution import Execution
+from perdure.engine._held import decision, find_twin, question
 from perdure.engine._journal import Write
 from perdure.engine._policy import Policy
 
@@ -78,6 +79,8 @@ class StepFacts:
     effects: Mapping[str, Effect]
     held: Sequence[Effect]
     waits: Mapping[str, WaitPoint]
+    inherited: bool = False
+    """The response in hand came with the fork: its calls are open in the ancestor too."""
 
 
 class ToolDesk:
@@ -100,7 +103,8 @@ class ToolDesk:
         self._execution, self._facts, self._current = execution, facts, current
         self._policy, self._save_reply, self._keep = policy, save_reply, keep
         self._calls = {call.position: call for call in calls}
-        self._held_rule, self._tool_timeout, self._grace = held_rule, tool_timeout, effect_grace
+        self._held_rule: HeldEffects = held_rule
+        self._tool_timeout, self._grace = tool_timeout, effect_grace
         self._turn = asyncio.Lock()
         self._answers: dict[int, Known] = dict(facts.answers)
         self._unwritten: dict[int, StepWrite] = {}
@@ -243,11 +247,14 @@ class ToolDesk:
                     return self._recorded(call, row)
                 if row is not None and row.state is EffectState.FAILED:
                     return self._recorded(call, row)
-                if row is not None and row.state in (EffectState.UNKNOWN, EffectState.STARTED):
+                unclear = row is not None and row.state in (EffectState.UNKNOWN, EffectState.STARTED)
+                if row is not None and unclear:
                     row = await self._clear_up(call, row, rule)
                     if row.state is not EffectState.PLANNED:
                         continue
-                elif rule.key is None and (row is None or not row.permit) and self._hold(call, key):
+                if row is not None and self._input_changed(call, row):
+                    return await self._refuse_other_input(call, row)
+                if not unclear and rule.key is None and (row is None or not row.permit) and self._hold(call, key):
                     continue
                 outcome = await self._perform(call, body, rule, key, row)
                 if outcome is not None:
@@ -267,7 +274,7 @@ class ToolDesk:
         how = row.unknown if row.unknown == "ask" else rule.unknown if rule.unknown == "ask" else row.unknown
         if how == "retry":
             attempts = rule.retries.attempts if rule.retries else 3
-            if row.try_no < attempts:
+            if row.try_no < attempts and not self._input_changed(call, row):
                 return self._set(replace(row, state=EffectState.PLANNED, try_no=row.try_no + 1))
             how = "ask"
         if how == "verify" and rule.verify is not None:
@@ -279,7 +286,8 @@ class ToolDesk:
                 self._deferrals[call.position] = Deferral()
                 raise CallDeferred
             try:
-                said = await rule.verify(self._effect_call(call, row.key))
+                # Asked about what went out, which is in the row.
+                said = await rule.verify(self._effect_call(call if row.input is None else replace(call, args=row.input), row.key))
             except Exception:
                 logger.exception("verify of %s raised; a person is asked", row.key)
                 said = None
@@ -304,42 +312,28 @@ class ToolDesk:
         """Hold an effect that an earlier life may have performed, until somebody decides (E3). True: the record of that life stands for it."""
         if self._held_rule == "run":
             return False
-        mine = fingerprint(clean(call.args or {}))
-        twin = next((each for each in self._facts.held if each.row.tool == call.name and each.row.input_hash == mine), None)
+        facts, mine = self._facts, self._input_hash(call)
+        twin = find_twin(self._execution.run, call, mine, index=facts.index, held=facts.held, inherited=facts.inherited)
         if twin is None:
             return False
-        question = f"held:{call.position}"
-        asked = self._facts.waits.get(question)
-        decision = self._held_rule if self._held_rule != "ask" else None
-        if asked is not None and asked.resolution is not None and asked.resolution.kind is ResolutionKind.ANSWER:
-            decision = asked.resolution.decision
-        if decision == "run":
+        decided = decision(self._held_rule, twin, facts.waits.get(f"held:{call.position}"), mine)
+        if decided == "run":
             return False
-        if decision == "reuse":
-            self._late_events.append(EventWrite("effect.held", {"key": key, "tool": call.name, "decision": "reuse", "of": twin.key}))
-            self._effects[key] = self._row(call, key, EffectState.DONE, EffectRule(), result=twin.row.result)
+        if decided is not None:
+            self._late_events.append(EventWrite("effect.held", {"key": key, "tool": call.name, "decision": decided, "of": twin.key}))
+        if decided == "reuse":
+            self._effects[key] = self._row(call, key, EffectState.DONE, EffectRule(), result=twin.result)
             self._late_effects.append(self._effects[key])
             return True
-        if decision == "block":
-            self._late_events.append(EventWrite("effect.held", {"key": key, "tool": call.name, "decision": "block", "of": twin.key}))
+        if decided == "block":
             text = "Not run: an earlier life of this run may have done it already, and it was decided not to do it again."
             self._answer(call, self._execution.runtime.now(), Known("failed", text))
             raise ToolFailed(text)
         self._stop_batch(call.position)
-        row = WaitWrite(
-            id=self._execution.runtime.new_id(),
-            kind="approval",
-            question=question,
-            index=self._facts.index,
-            tool=call.name,
-            tool_call_id=call.id,
-            position=call.position,
-            effect_key=key,
-            input=clean(call.args or {}),
-            input_hash=mine,
-            data={"held": True, "of": twin.key, "state": str(twin.state), "result": twin.row.result, "decisions": ["run", "reuse", "block"]},
+        id = self._execution.runtime.new_id()
+        self._deferrals[call.position] = Deferral(
+            question(twin, call, id=id, key=key, index=facts.index, input=clean(call.args or {}), input_hash=mine)
         )
-        self._deferrals[call.position] = Deferral(row)
         raise CallDeferred
 
     async def _perform(self, call: Call, body: Body, rule: EffectRule, key: str, row: EffectWrite | None) -> Known | None:
@@ -357,7 +351,7 @@ class ToolDesk:
         self._effects[key] = started
         if self._execution.stop.reason is not None or not self._enough_time():
             # The body was never called, and only this process knows it.
-            self._late_effects.append(replace(started, state=EffectState.PLANNED))
+            self._late_effects.append(_not_sent(started))
             raise Stopped
         task = self._execution.runtime.spawn(self._do(call, body, rule, started, limit), name=f"effect {key}")
         self._in_flight.add(task)
@@ -387,13 +381,12 @@ class ToolDesk:
             try:
                 value = await self._bounded(body, limit)
             except Wait as wait:
-                planned = replace(row, state=EffectState.PLANNED)
                 self._stop_batch(call.position)
-                self._deferrals[call.position] = Deferral(self._wait_row(call, wait, f"wait:{call.position}"), planned)
+                self._deferrals[call.position] = Deferral(self._wait_row(call, wait, f"wait:{call.position}"), _not_sent(row))
                 raise CallDeferred from None
             except (ApprovalRequired, CallDeferred):
                 self._stop_batch(call.position)
-                self._late_effects.append(replace(row, state=EffectState.PLANNED))
+                self._late_effects.append(_not_sent(row))
                 raise
             except Suspend:
                 raise
@@ -462,6 +455,22 @@ class ToolDesk:
             self._stop_batch(call.position)
             self._deferrals[call.position] = Deferral()
             raise CallDeferred
+
+    def _input_hash(self, call: Call) -> str:
+        return fingerprint(clean(call.args or {}))
+
+    def _input_changed(self, call: Call, row: EffectWrite) -> bool:
+        """Whether the call would go out with another input than its key has gone out with: after a deploy, or by a hook that is not the same twice."""
+        return row.input_hash is not None and row.input_hash != self._input_hash(call)
+
+    async def _refuse_other_input(self, call: Call, row: EffectWrite) -> Any:
+        """One key never goes out with two inputs: the call is answered, and the model may issue it anew, under a key of its own."""
+        text = "Not run: its input is no longer the one that this call was started with before. Nothing has happened. Issue the call again."
+        known = Known("failed", text)
+        self._answer(call, self._execution.runtime.now(), known)
+        failed = replace(row, state=EffectState.FAILED, error={"outcome": "failed", "message": text}, permit=False)
+        await self._record(failed, EventWrite("effect.failed", {"key": row.key, "tool": row.tool, "error": text}))
+        return known.replay()
 
     async def _record(self, row: EffectWrite, event: EventWrite) -> None:
         """Write an effect's record before anything else of the run happens; the last call's rides on the step's own write."""
@@ -573,7 +582,9 @@ class ToolDesk:
         """
         at = _position.get()
         if at is None or at.effect:
-            raise ConfigurationError("Waiting inside an effect tool would run its first lines again. End the tool with `raise Wait.event(…)` instead.")
+            raise ConfigurationError(
+                "Waiting inside an effect tool would run its first lines again. End the tool with `raise Wait.event(…)` instead."
+            )
         at.waits += 1
         run = self._execution.run
         event = f"external:{run.generation}:{self._facts.index}:{at.call.position}:{at.waits}"
@@ -772,6 +783,12 @@ def _came(resolution: Resolution, name: str) -> Any:
     if isinstance(value, dict) and (error := cast(dict[str, Any], value).get("perdure-error")):
         raise NothingCame(str(error))
     return cast(Any, value)
+
+
+def _not_sent(row: EffectWrite) -> EffectWrite:
+    """Planned again by who knows that nothing went out. After a first try that is true of its input too; an earlier try may have sent it."""
+    planned = replace(row, state=EffectState.PLANNED)
+    return planned if row.try_no > 1 else replace(planned, input=None, input_hash=None)
 
 
 def read_decision(row: WaitPoint) -> Decision:

@@ -122,6 +122,10 @@ class Worker:
         if execution is not None:
             execution.abort("cancel")
 
+    def look(self) -> None:
+        """Look for work now. On the loop."""
+        self._wake.set()
+
     def _hinted(self, hint: Hint) -> None:
         if hint.kind == "work":
             self._wake.set()
@@ -150,7 +154,7 @@ class Worker:
     async def claim_once(self, run_id: str | None = None) -> int:
         """Claim what fits, start it, and say how many."""
         free = self._size - len(self._active)
-        if free <= 0 or self._draining:
+        if free <= 0 or self._draining or not self._env.types:
             return 0
         token = self._env.runtime.new_token()
         sent = self._env.runtime.monotonic()
