@@ -13,7 +13,7 @@ import hashlib
 import json
 import math
 import re
-from dataclasses import asdict, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any, Protocol, cast
 
 import pydantic_core
@@ -61,9 +61,18 @@ def clean(value: Any, *, path: str = "$") -> Any:
     Raises:
         UnserializableError: Something in it has no JSON form; `details["path"]` says where.
     """
+    try:
+        return _clean(value, path)
+    except RecursionError as error:
+        raise UnserializableError(
+            f"{path}: it contains itself, or is nested too deeply to be stored as JSON. Return plain data.", path=path
+        ) from error
+
+
+def _clean(value: Any, path: str) -> Any:
     if value is None or value is True or value is False:
         return value
-    kind = type(value)
+    kind = cast(type[Any], type(value))
     if kind is str:
         return clean_text(value)
     if kind is int:
@@ -72,11 +81,14 @@ def clean(value: Any, *, path: str = "$") -> Any:
         return value if math.isfinite(value) else "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if kind is dict:
         pairs = cast(dict[Any, Any], value).items()
-        return {_key(name, path): clean(each, path=f"{path}.{name}") for name, each in pairs}
+        return {_key(name, path): _clean(each, f"{path}.{name}") for name, each in pairs}
     if kind is list or kind is tuple:
-        return [clean(each, path=f"{path}[{at}]") for at, each in enumerate(cast(list[Any], value))]
-    if is_dataclass(value) and not isinstance(value, type):
-        return clean(_fields(value), path=path)
+        return [_clean(each, f"{path}[{at}]") for at, each in enumerate(cast(list[Any], value))]
+    if is_dataclass(value) and not isinstance(value, type) and not hasattr(kind, "__pydantic_serializer__"):
+        return {each.name: _clean(getattr(value, each.name), f"{path}.{each.name}") for each in fields(value)}
+    if hasattr(kind, "__next__"):
+        # Pydantic would read an open file or a generator to its end and store what came: nobody asked for that.
+        raise UnserializableError(f"{path}: a {kind.__qualname__} is read only once, so it can't be stored. Return plain data.", path=path)
     try:
         plain = pydantic_core.to_jsonable_python(value, inf_nan_mode="constants", by_alias=True)
     except Exception as error:
@@ -85,20 +97,7 @@ def clean(value: Any, *, path: str = "$") -> Any:
         ) from error
     if type(plain) is kind:
         raise UnserializableError(f"{path}: a {kind.__qualname__} can't be stored as JSON. Return plain data.", path=path)
-    return clean(plain, path=path)
-
-
-def _fields(value: Any) -> Any:
-    try:
-        return pydantic_core.to_jsonable_python(value, inf_nan_mode="constants")
-    except Exception:
-        # Walked by hand only to name the field that can't be stored.
-        return {name: getattr(value, name) for name in asdict_names(value)}
-
-
-def asdict_names(value: Any) -> list[str]:
-    """The field names of a dataclass instance, in order."""
-    return list(getattr(type(value), "__dataclass_fields__", {})) or list(asdict(value))
+    return _clean(plain, path)
 
 
 def _key(name: Any, path: str) -> str:
@@ -106,7 +105,7 @@ def _key(name: Any, path: str) -> str:
         return clean_text(name)
     if name is None or isinstance(name, (bool, int, float)):
         return clean_text(json.dumps(clean(name)).strip('"'))
-    plain = clean(name, path=f"{path}.<key>")
+    plain = _clean(name, f"{path}.<key>")
     if isinstance(plain, str):
         return plain
     raise UnserializableError(f"{path}: a key of type {type(name).__qualname__} can't be stored as JSON.", path=path)
