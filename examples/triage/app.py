@@ -118,6 +118,7 @@ def open_shop() -> Shop:
     return Shop(settings.DATA / "shop.db", latency=settings.LATENCY)
 
 
+settings.DATA.mkdir(parents=True, exist_ok=True)
 engine = Engine(f"sqlite:///{settings.DATA / 'triage.db'}", workers=4, lease=settings.LEASE, effect_grace=settings.GRACE)
 triage = engine.agent(
     agent,

@@ -472,8 +472,14 @@ async def demo(console: Console) -> bool:
     for good, text in found:
         console.print(Text.assemble(("  ✓  ", "bold green") if good else ("  ✗  ", "bold red"), text))
     console.print()
-    console.print(Text("Call it again: nothing starts twice. With --fresh it begins anew.", "dim"))
+    console.print(Text("Call it again: nothing starts twice. With --fresh it begins anew. Look closer:", "dim"))
+    console.print(Text(f"{shown(Path(sys.executable).parent / 'perdure')} runs list --app {shown(HERE / 'app.py')}", "dim"), soft_wrap=True)
     return all(good for good, _ in found)
+
+
+def shown(path: Path) -> Path:
+    """A path as somebody here would type it."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def main() -> int:
@@ -486,7 +492,7 @@ def main() -> int:
         return 0
     if chosen.fresh:
         shutil.rmtree(settings.DATA, ignore_errors=True)
-    settings.DATA.mkdir(parents=True, exist_ok=True)
+        settings.DATA.mkdir(parents=True)
     try:
         return 0 if asyncio.run(demo(Console())) else 1
     except KeyboardInterrupt:

@@ -1,5 +1,7 @@
 """Reads one stored e-mail: bytes in, a typed `Email` out, or an error that names the file, what is wrong and what to do.
 
+    python mail.py inbox/01-late-parcel.eml | perdure run app.py triage -
+
 MailError
 ├── NotAnEmail        there are no headers of a message in it
 ├── CutOff            the message ends before its own structure does
@@ -14,6 +16,7 @@ import email
 import email.policy
 import hashlib
 import re
+import sys
 from datetime import datetime
 from email.errors import (
     CloseBoundaryNotFoundDefect,
@@ -295,3 +298,24 @@ def _tidy(text: str) -> str:
     text = re.sub(r"[\u200b\u2060\ufeff\u00ad]", "", text).replace("\u00a0", " ")
     lines = [line.strip() if not line.startswith(">") else line.rstrip() for line in text.split("\n")]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
+
+
+def main(arguments: list[str]) -> int:
+    """Print one message as the payload of a run."""
+    if len(arguments) != 1:
+        print("mail.py takes one .eml file and prints it as JSON.", file=sys.stderr)
+        return 2
+    try:
+        print(read(Path(arguments[0])).model_dump_json(indent=2))
+    except MailError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"{arguments[0]}: {error.strerror}. Name a file that is there and that you may read.", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]  # JSON is UTF-8, whatever the terminal speaks
+    sys.exit(main(sys.argv[1:]))

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 from pydantic_ai import RunContext
@@ -78,7 +79,7 @@ class _Stream(StreamedResponse):
     pace: float
 
     async def _get_event_iterator(self) -> AsyncIterator[ModelResponseStreamEvent]:
-        self._usage = RequestUsage(input_tokens=self.read)
+        self._usage = RequestUsage(input_tokens=self.read, cost=Decimal(0))
         first = "(scripted model) " if self.turn == 0 else ""
         async for piece in self._pieces(first + self.act.say):
             for event in self._parts_manager.handle_text_delta(vendor_part_id="text", content=piece):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import subprocess
 import sys
@@ -304,17 +305,37 @@ def test_a_model_string_without_its_key_falls_back_and_says_why(triage: Any, mon
     assert "nobody:knows" in triage.app.choose_model()[1]
 
 
-def run_demo(data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def execute(data: Path, *command: str, given: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a Python program as a process of its own, on data of its own."""
     names = ("PATH", "HOME", "LANG", "SYSTEMROOT")
-    environment = {name: os.environ[name] for name in names if name in os.environ} | {"TRIAGE_DATA": str(data), "PYTHONUTF8": "1"}
-    return subprocess.run(
-        [sys.executable, str(HERE / "demo.py"), *arguments], capture_output=True, text=True, encoding="utf-8", env=environment, timeout=170
-    )
+    environment = {name: os.environ[name] for name in names if name in os.environ}
+    environment |= {"TRIAGE_DATA": str(data), "TRIAGE_PACE": "0.01", "PYTHONUTF8": "1"}
+    return subprocess.run([sys.executable, *command], capture_output=True, text=True, encoding="utf-8", env=environment, input=given, timeout=170)
+
+
+def test_one_message_runs_from_the_command_line(tmp_path: Path) -> None:
+    """`mail.py` prints a message as JSON, and `perdure run` takes it from there."""
+    payload = execute(tmp_path, str(HERE / "mail.py"), str(INBOX / "04-rechnung-fehlt.eml"))
+    assert payload.returncode == 0 and json.loads(payload.stdout)["subject"] == "Rechnung für Bestellung KL-1060 fehlt"
+    run = execute(tmp_path, "-m", "perdure.cli", "run", str(HERE / "app.py"), "triage", "-", given=payload.stdout)
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout)["order_id"] == "KL-1060" and "(scripted model)" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [("15-cut-off.eml", "15-cut-off.eml: the message was cut off"), ("no-such.eml", "no-such.eml: No such file or directory. Name a file")],
+)
+def test_a_message_that_cannot_be_read_is_one_line_on_stderr(tmp_path: Path, file: str, words: str) -> None:
+    """What, where and what to do; nothing on stdout, an exit code that says no, and no store."""
+    done = execute(tmp_path, str(HERE / "mail.py"), str(INBOX / file))
+    assert done.returncode == 1 and done.stdout == "" and words in done.stderr and done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_demo_kills_three_workers_and_nothing_is_lost_or_done_twice(tmp_path: Path) -> None:
     """SIGKILL in a stream, in a tool, and between an effect and its record; a second call starts nothing."""  # case A1
-    first = run_demo(tmp_path)
+    first = execute(tmp_path, str(HERE / "demo.py"))
     assert first.returncode == 0, first.stdout + first.stderr
     assert first.stdout.startswith("Model: scripted")
     for words in (
@@ -322,6 +343,6 @@ def test_the_demo_kills_three_workers_and_nothing_is_lost_or_done_twice(tmp_path
         "14 tickets filed, none twice", "1 refund paid", "14 keys known, 0 runs started, 0 model calls", "15-cut-off.eml",
     ):  # fmt: skip
         assert words in first.stdout, first.stdout
-    second = run_demo(tmp_path)
+    second = execute(tmp_path, str(HERE / "demo.py"))
     assert second.returncode == 0 and "0 runs started, 14 known by their key" in " ".join(second.stdout.split())
     assert "SIGKILL" not in second.stdout
