@@ -11,10 +11,10 @@ from pydantic_ai.capabilities import AbstractCapability, ProcessHistory
 from pydantic_ai.messages import ModelMessage, SystemPromptPart, UserPromptPart
 from session_host import Host, Parked, session, step, to_the_end
 
-from perdure.agents import Answered, Decision, Finished, decode, encode
+from perdure.agents import Answered, Decision, Finished, ModelFailed, decode, encode
 from perdure.agents._gate import check
 from perdure.core.errors import ExecutionError
-from perdure.testing.models import ScriptedModel, StrictProvider, call, calls, empty, length, say
+from perdure.testing.models import ScriptedModel, StrictProvider, call, calls, empty, fail, length, say
 
 
 class Answer(BaseModel):
@@ -235,6 +235,32 @@ async def test_signed_thinking_goes_back_byte_for_byte() -> None:
         kept = [part.content for message in opened.messages for part in message.parts if part.part_kind == "thinking"]
     assert kept == ["Ünï — codé  \n"]
     assert not model.refusals
+
+
+async def test_thinking_that_a_provider_refuses_is_dropped_whole_and_the_request_goes_out_once_more() -> None:
+    """Not the same body again: one clean recovery, and the history is rid of the blocks."""  # case C8
+    script = [calls(call("look"), thinking="Of another key.", signature="theirs"), say("Done.")]
+    agent = Agent(ScriptedModel(script))
+    agent.tool_plain(lambda: "seen", name="look")
+    history = await history_of(agent, 1)
+    strict = StrictProvider(ScriptedModel(script))
+    async with session(agent, Host(), history, model=strict) as opened:
+        with pytest.raises(ModelFailed) as refused:
+            await opened.ask()
+        assert refused.value.retryable
+        assert not any(part.part_kind == "thinking" for message in opened.messages for part in message.parts)
+        assert (await to_the_end(opened)).output == "Done."
+        check(opened.messages)
+    assert (strict.requests, len(strict.refusals)) == (2, 1)
+
+
+async def test_a_refusal_for_another_reason_is_not_tried_again() -> None:
+    """Nor one about thinking where there is none to drop."""
+    agent = Agent(ScriptedModel([fail(400, body={"error": "thinking.signature: invalid"}), say("x")]))
+    async with session(agent, Host()) as opened:
+        with pytest.raises(ModelFailed) as refused:
+            await opened.ask()
+    assert not refused.value.retryable
 
 
 async def test_nul_in_a_models_text_and_arguments_follows_the_rule() -> None:

@@ -403,7 +403,7 @@ class StrictProvider(WrapperModel):
         for at, message in enumerate(messages):
             for part in message.parts:
                 if isinstance(part, ThinkingPart) and part.signature is not None and self._signed.get(part.signature) != part.content:
-                    raise GateError(f"message {at}: a signed thinking block was changed")
+                    raise GateError(f"message {at}: invalid signature in a thinking block")
 
 
 __all__ = [
