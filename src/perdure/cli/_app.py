@@ -143,11 +143,15 @@ def _usage(error: Exception) -> str | None:
     return f"{message.rstrip('.')}. Try `{context.command_path} --help`." if context is not None else message
 
 
+TOLD_ELSEWHERE = frozenset({"run %s was recovered: its worker's lease ran out"})
+"""Warnings that a live view and a worker's lines tell as well."""
+
+
 class _Warnings(logging.Handler):
     """Warnings of Perdure, one line each on stderr; silent where the program has set up its own logging."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if logging.getLogger().handlers:
+        if logging.getLogger().handlers or record.msg in TOLD_ELSEWHERE:
             return
         # Through sys.stderr as it is now: while a live view is drawn, Rich stands in its place and prints above it.
         print(f"{record.levelname.lower()}: {safe(record.getMessage())}", file=sys.stderr)

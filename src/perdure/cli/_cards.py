@@ -106,7 +106,7 @@ def _facts(wait: WaitPoint, now: datetime) -> list[str]:
         since = f", started {clock(datetime.fromisoformat(data['started_at']))}" if data.get("started_at") else ""
         facts.append(f"by {safe(str(worker))}{since}")
         if data.get("error"):
-            facts.append(brief(data["error"].get("message", data["error"]) if isinstance(data["error"], dict) else data["error"], 200))
+            facts.append(brief(_message(data["error"]), 200))
     elif data.get("error") or data.get("message"):
         facts.append(brief(data.get("error") or data.get("message"), 200))
     policy: Mapping[str, Any] = data.get("policy") or {}
@@ -119,6 +119,10 @@ def _facts(wait: WaitPoint, now: datetime) -> list[str]:
         what = "fires" if wait.kind == "timer" else "until"
         facts.append(f"{what} {clock(row.expires_at)} ({ago(row.expires_at, now)}{'' if wait.kind == 'timer' else '; ' + then})")
     return facts
+
+
+def _message(error: Any) -> Any:
+    return cast("Mapping[str, Any]", error).get("message", error) if isinstance(error, Mapping) else error
 
 
 def _commands(wait: WaitPoint) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Final, Literal, Optional, cast
+from typing import Annotated, Any, Final, Literal, Optional
 
 import typer
 from rich.text import Text
@@ -186,7 +186,7 @@ def settle(
     async def main() -> int:
         async with engine:
             found = await find_effect(engine, effect)
-            settled = await engine.settle(found.key, cast(Word, word), value, by=by or whoever(), reason=reason, via="cli")
+            settled = await engine.settle(found.key, word, value, by=by or whoever(), reason=reason, via="cli")
         if json:
             output.document(effect_json(settled))
         else:

@@ -218,7 +218,7 @@ def _budget(run: Run) -> str:
 
 def _steps(output: Output, story: Sequence[Told]) -> None:
     """The log: each model call with what it said, and its tools below it."""
-    width = output.out.width if output.rich else 200
+    width = output.out.width if output.rich else None
     generation = story[0].step.generation
     for told in story:
         row = told.step.row
@@ -226,7 +226,7 @@ def _steps(output: Output, story: Sequence[Told]) -> None:
             generation = told.step.generation
             output.print(Text(f"── generation {generation} " + "─" * 8, style="bright_black"))
         if told.step.kind == "llm":
-            output.print(_llm_line(told, width), soft_wrap=True)
+            output.print(_llm_line(told), soft_wrap=True)
             if told.text:
                 for line in _wrapped(output, told.text, width):
                     output.print(line, soft_wrap=True)
@@ -238,7 +238,7 @@ def _steps(output: Output, story: Sequence[Told]) -> None:
             output.print(_wait_line(told), soft_wrap=True)
 
 
-def _llm_line(told: Told, width: int) -> Text:
+def _llm_line(told: Told) -> Text:
     row = told.step.row
     usage: Mapping[str, int] = row.usage or {}
     count = int(usage.get("input_tokens", 0)) + int(usage.get("output_tokens", 0))
@@ -251,7 +251,7 @@ def _llm_line(told: Told, width: int) -> Text:
 
 
 def _wait_line(told: Told) -> Text:
-    answer = cast("Mapping[str, Any]", told.answer if isinstance(told.answer, Mapping) else {})
+    answer = cast("Mapping[str, Any]", told.answer or {})
     said = answer.get("decision") or answer.get("kind") or "closed"
     line = Text(f"  ◆ {safe(told.step.row.name)}: {safe(str(said))}", style="yellow")
     if answer.get("by"):
@@ -261,8 +261,10 @@ def _wait_line(told: Told) -> Text:
     return line.append(f"  {clock(told.step.row.finished_at)}", style="bright_black")
 
 
-def _wrapped(output: Output, text: str, width: int) -> list[Text]:
-    lines = [Text("  ").append_text(line) for line in Text(safe(text.strip())).wrap(output.out, max(20, width - 2))]
+def _wrapped(output: Output, text: str, width: int | None) -> list[Text]:
+    whole = Text(safe(text.strip()))
+    parts = whole.split("\n", allow_blank=True) if width is None else whole.wrap(output.out, max(20, width - 2))
+    lines = [Text("  ").append_text(line) for line in parts]
     if len(lines) <= OUTPUT_LINES_MAX:
         return lines
     return [*lines[:OUTPUT_LINES_MAX], Text(f"  … {plural(len(lines) - OUTPUT_LINES_MAX, 'more line')}", style="bright_black")]

@@ -39,7 +39,7 @@ class Gauge:
         parts = [self.what, f"{tokens(self.usage.total_tokens)} tokens"]
         if self.usage.cost != 0:
             parts.append(money(self.usage.cost))
-        parts.append(span(self.seconds) if self.seconds < 1 else span(round(self.seconds)) if self.seconds >= 10 else f"{int(self.seconds)} s")
+        parts.append(span(round(self.seconds)) if self.seconds >= 10 else f"{int(self.seconds)} s")
         text = Text(f"{FRAMES[frame % len(FRAMES)] if self.busy else '◆'} ", style="cyan" if self.busy else "yellow")
         if self.step:
             text.append(f"step {self.step}/{self.steps_max} · ", style="bold not dim")
@@ -50,7 +50,9 @@ class Screen(Protocol):
     """What a follower of a run writes to."""
 
     @property
-    def width(self) -> int: ...
+    def width(self) -> int | None:
+        """Cells of a line; None where lines may be as long as they are."""
+        ...
 
     def __enter__(self) -> Self: ...
 
@@ -168,8 +170,8 @@ class LineScreen:
         self._rest = ""
 
     @property
-    def width(self) -> int:
-        return 160
+    def width(self) -> None:
+        return None
 
     def __enter__(self) -> Self:
         return self
@@ -197,9 +199,11 @@ class LineScreen:
         """A line that does not stay has no place here."""
 
 
-def spread(left: Text, right: str, width: int) -> Text:
+def spread(left: Text, right: str, width: int | None) -> Text:
     """`left`, and `right` at the end of the line."""
     line = left.copy()
+    if width is None:
+        return line.append(f"  {right}", style="bright_black") if right else line
     room = width - cell_len(right) - 2
     line.truncate(room, overflow="ellipsis")
     return line.append(" " * (width - cell_len(line.plain) - cell_len(right))).append(right, style="bright_black")

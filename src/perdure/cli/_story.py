@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from pydantic_ai.messages import ModelRequest, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
 
@@ -39,10 +39,12 @@ class Told:
 
 
 class Story:
-    """Reads a run's log from where it stopped before; `seen` is the number of the last row that is not told again."""
+    """Reads a run's log from where it stopped before; `told` is the number of the last row that is not told again."""
 
-    def __init__(self, store: Store, run_id: str, *, seen: int = 0) -> None:
-        self._store, self._run_id, self._seen = store, run_id, seen
+    def __init__(self, store: Store, run_id: str, *, told: int = 0) -> None:
+        self._store, self._run_id, self._told = store, run_id, told
+        self._seen = 0
+        self._edited: dict[tuple[int, int, str | None], Any] = {}
         self._messages: dict[tuple[int, int], list[Any]] = {}
 
     async def more(self) -> list[Told]:
@@ -51,8 +53,17 @@ class Story:
         while page := await self._store.steps(self._run_id, after=self._seen, limit=PAGE):
             rows += page
             self._seen = page[-1].seq
+        for step in rows:
+            self._note_edit(step)
+        rows = [step for step in rows if step.seq > self._told]
         await self._read_messages(rows)
-        return [self._tell(row) for row in rows]
+        return [self._tell(step) for step in rows]
+
+    def _note_edit(self, step: Step) -> None:
+        """An approval that changed the input: the history keeps what was proposed, the wait row what was decided."""
+        said = cast("Mapping[str, Any]", (step.row.output if step.kind == "wait" else None) or {})
+        if said.get("decision") == "approve" and said.get("value") is not None:
+            self._edited[step.generation, step.row.index, step.row.tool_call_id] = said["value"]
 
     async def _read_messages(self, rows: Sequence[Step]) -> None:
         """The histories that the rows point into, each read once, at its newest row."""
@@ -76,7 +87,8 @@ class Story:
             return Told(step, text=step.row.text or _text(self._message(step)))
         if step.kind == "tool":
             call = step.row.tool_call_id
-            given = step.row.input if step.row.input is not None else _input(self._message(step, -1), call)
+            edited = self._edited.get((step.generation, step.row.index, call))
+            given = step.row.input or edited or _input(self._message(step, -1), call)
             answer = step.row.output if step.row.output is not None else _answer(self._message(step), call)
             return Told(step, input=given, answer=answer)
         return Told(step, input=step.row.input, answer=step.row.output)

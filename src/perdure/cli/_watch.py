@@ -25,6 +25,8 @@ FRAME: Final = 0.1
 """Seconds between two drawings of the gauge."""
 LOOK: Final = 1.0
 """Seconds between two looks at a run that executes somewhere else."""
+PLAIN_WIDTH: Final = 160
+"""How long a call's line may be where no terminal sets it."""
 ANSWER_ROOM: Final = 24
 """A call's answer is shown on its line where at least so many cells are left."""
 
@@ -38,7 +40,7 @@ class Watcher:
         fresh = run.executions == 0 and not run.status.final
         # A run that goes on here is told from now on: what it did before would look as if it were done again.
         self._after = after if after is not None else 0 if fresh else run.next_event - 1
-        self._story = Story(engine.store, run.id, seen=0 if self._after == 0 else run.next_step - 1)
+        self._story = Story(engine.store, run.id, told=0 if self._after == 0 else run.next_step - 1)
         self._screen: Screen = screen_for(output)
         self._step, self._told_steps = 0, set[int]()
         self._text = ""
@@ -205,9 +207,10 @@ class Watcher:
         self._screen.line(Text(" " * INDENT + safe(text), style=style))
 
 
-def call_line(told: Told, width: int) -> Text:
+def call_line(told: Told, screen_width: int | None) -> Text:
     """One tool call: `✓ refund(order="KL-1", cents=900) → "ok"      0.2 s`."""
     row = told.step.row
+    width = screen_width or PLAIN_WIDTH
     room = width - INDENT - len(row.name) - 14
     failed = row.error is not None
     line = Text(" " * INDENT).append("✗ " if failed else "✓ ", style="red" if failed else "green").append(safe(row.name), style="bold")
@@ -218,7 +221,7 @@ def call_line(told: Told, width: int) -> Text:
         line.append(f" {brief(message, max(ANSWER_ROOM, left))}", style="red")
     elif told.answer is not None and left >= ANSWER_ROOM:
         line.append(f" → {brief(told.answer, left - 3)}", style="bright_black")
-    return spread(line, "" if told.seconds is None else span_of(told.seconds), width)
+    return spread(line, "" if told.seconds is None else span_of(told.seconds), screen_width)
 
 
 def _doing(what: str) -> str:
