@@ -1,0 +1,26 @@
+"""What the disk itself costs: raw SQLite commits of the same bytes, nothing around them."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+RESPONSE = b"x" * 650
+RESULTS = b"x" * 1_250
+
+
+def sqlite_two_commits(path: Path, steps: int) -> None:
+    """WAL, synchronous FULL, two commits a step: what a durable step costs at least."""
+    db = sqlite3.connect(path, isolation_level=None)
+    db.execute("PRAGMA journal_mode=WAL")
+    db.execute("PRAGMA synchronous=FULL")
+    db.execute("CREATE TABLE run(id INTEGER PRIMARY KEY, step INTEGER)")
+    db.execute("CREATE TABLE message(id INTEGER PRIMARY KEY, body BLOB)")
+    db.execute("INSERT INTO run VALUES(1, 0)")
+    for step in range(steps):
+        for body in (RESPONSE, RESULTS):
+            db.execute("BEGIN IMMEDIATE")
+            db.execute("UPDATE run SET step = ? WHERE id = 1", (step,))
+            db.execute("INSERT INTO message(body) VALUES(?)", (body,))
+            db.execute("COMMIT")
+    db.close()
