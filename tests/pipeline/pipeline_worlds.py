@@ -129,7 +129,7 @@ class World:
         return self.kind in FULL
 
     async def log(self, job_id: str) -> list[LogEntry]:
-        reader = getattr(self.storage, "inner", self.storage)
+        reader = self.storage if hasattr(self.storage, "get_log") else self.storage.inner
         return list(await reader.get_log(job_id))
 
     async def said(self, job_id: str) -> list[str]:

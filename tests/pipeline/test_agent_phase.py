@@ -254,7 +254,7 @@ async def _new_process(world: World) -> None:
         if world.kind == "plain":
             await world.scheduler.schedule_advance("j")
             return
-    await recover(world.storage, world.scheduler, runtime=world.clock)
+    await recover(world.storage, world.scheduler)
 
 
 async def test_tools_as_advances_of_their_own_run_once_each(agent_world_of: Open) -> None:

@@ -263,8 +263,8 @@ async def test_a_lost_timer_is_set_again_by_recover(full_world_of: Open) -> None
         asked.append(Wait(archive, until=timedelta(hours=1)))
         await begin(world)
         await _forget(world)
-        assert await recover(world.storage, world.scheduler, runtime=world.clock) == ["j"]
-        assert await recover(world.storage, world.scheduler, runtime=world.clock) == []
+        assert await recover(world.storage, world.scheduler) == ["j"]
+        assert await recover(world.storage, world.scheduler) == []
         world.clock.advance(3600)
         await world.drain()
         assert (await world.job("j")).status == "complete"

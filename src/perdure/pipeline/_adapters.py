@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any, Final, Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -92,11 +92,13 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What became of a claim. `job` is as it stands now; `taken` says that it is ours, `busy` for how long somebody else's lease still runs."""
+    """What became of a claim. `job` is as it stands now; `taken` says that it is ours, `busy` for how long somebody else's lease still runs, `now` what
+    the storage's clock shows."""
 
     job: JobRecord | None
     taken: bool = False
     busy: timedelta | None = None
+    now: datetime | None = None
 
 
 @runtime_checkable

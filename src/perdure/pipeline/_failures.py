@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import timedelta
 from typing import Any, Final
 
 from perdure.pipeline._records import JobRecord
@@ -76,8 +76,8 @@ class Explanation:
     next_step: str | None = None
 
 
-def explain(job: JobRecord, *, now: datetime | None = None) -> Explanation:
-    """What a job is doing or why it stopped, and what can be done about it. `now` tells a live lease from one that ran out."""
+def explain(job: JobRecord) -> Explanation:
+    """What a job is doing or why it stopped, and what can be done about it."""
     at = job.checkpoint
     phase = at.next_phase if at else None
     attempt = at.attempt + 1 if at else None
@@ -95,8 +95,7 @@ def explain(job: JobRecord, *, now: datetime | None = None) -> Explanation:
     if job.status == "running":
         if at is None:
             return Explanation("recovering", text="Its start was cut short.", next_step="Retry it.")
-        if job.lease_expires_at is None:
+        if job.lease_left is None:
             return Explanation("queued", phase, attempt)
-        dead = now is not None and job.lease_expires_at <= now
-        return Explanation("recovering" if dead else "working", phase, attempt)
+        return Explanation("working" if job.lease_left > timedelta(0) else "recovering", phase, attempt)
     return Explanation(job.status)

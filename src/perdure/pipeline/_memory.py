@@ -29,6 +29,7 @@ class _Job:
     record: JobRecord = field(default_factory=lambda: JobRecord("idle"))
     log: list[LogEntry] = field(default_factory=list[LogEntry])
     entries: dict[str, Checkpoint[Any]] = field(default_factory=dict[str, Checkpoint[Any]])
+    lease_until: datetime | None = None
 
 
 @dataclass(slots=True)
@@ -49,12 +50,12 @@ class MemoryStorage:
 
     def inspect(self) -> Mapping[str, Inspection]:
         """Every job with its log, for assertions."""
-        return {job_id: Inspection(deepcopy(job.record), tuple(job.log)) for job_id, job in self._jobs.items()}
+        return {job_id: Inspection(self._copy(job), tuple(job.log)) for job_id, job in self._jobs.items()}
 
     # ── what every storage has ─────────────────────────────────────────────────────────────────────────────
     async def get_job(self, job_id: str) -> JobRecord | None:
         job = self._jobs.get(job_id)
-        return None if job is None else deepcopy(job.record)
+        return None if job is None else self._copy(job)
 
     async def set_status(self, job_id: str, status: JobStatus, error: str | None = None) -> None:
         self._change(job_id, status=status, error=error)
@@ -81,7 +82,7 @@ class MemoryStorage:
 
     async def list_jobs(self, *, status: JobStatus | None = None, limit: int = 100, after: str | None = None) -> Sequence[tuple[str, JobRecord]]:
         found = sorted(job_id for job_id, job in self._jobs.items() if status in (None, job.record.status) and (after is None or job_id > after))
-        return [(job_id, deepcopy(self._jobs[job_id].record)) for job_id in found[:limit]]
+        return [(job_id, self._copy(self._jobs[job_id])) for job_id in found[:limit]]
 
     async def get_entry(self, job_id: str, phase: str) -> Checkpoint[Any] | None:
         job = self._jobs.get(job_id)
@@ -107,7 +108,8 @@ class MemoryStorage:
         if outcome.output is not KEEP:
             changes.update(output=deepcopy(outcome.output))
         if not outcome.hold:
-            changes.update(version=outcome.version + 1, lease_expires_at=None, deaths=0, progress=None)
+            changes.update(version=outcome.version + 1, deaths=0, progress=None)
+            job.lease_until = None
             self._advances.pop(outcome.job_id, None)
         if outcome.progress is not KEEP:
             changes.update(progress=outcome.progress)
@@ -117,21 +119,22 @@ class MemoryStorage:
         return job.record.version
 
     async def claim_job(self, job_id: str, lease: timedelta) -> Claim:
-        job = self._jobs.get(job_id)
+        job, now = self._jobs.get(job_id), self._runtime.now()
         if job is None or job.record.status != "running" or job.record.checkpoint is None:
-            return Claim(None if job is None else deepcopy(job.record))
-        now, expires = self._runtime.now(), job.record.lease_expires_at
-        if expires is not None and expires > now:
-            return Claim(deepcopy(job.record), busy=expires - now)
-        died = job.record.deaths + (expires is not None)
-        self._change(job_id, version=job.record.version + 1, lease_expires_at=now + lease, deaths=died)
-        return Claim(deepcopy(job.record), taken=True)
+            return Claim(None if job is None else self._copy(job), now=now)
+        if job.lease_until is not None and job.lease_until > now:
+            return Claim(self._copy(job), busy=job.lease_until - now, now=now)
+        died = job.record.deaths + (job.lease_until is not None)
+        job.lease_until = now + lease
+        self._change(job_id, version=job.record.version + 1, deaths=died)
+        return Claim(self._copy(job), taken=True, now=now)
 
     async def renew_lease(self, job_id: str, version: int, lease: timedelta, progress: Progress | None = None) -> bool:
         job = self._jobs.get(job_id)
-        if job is None or job.record.version != version or job.record.lease_expires_at is None:
+        if job is None or job.record.version != version or job.lease_until is None:
             return False
-        job.record = replace(job.record, lease_expires_at=self._runtime.now() + lease, progress=progress or job.record.progress)
+        job.lease_until = self._runtime.now() + lease
+        job.record = replace(job.record, progress=progress or job.record.progress)
         return True
 
     # ── advances ───────────────────────────────────────────────────────────────────────────────────────────
@@ -170,6 +173,10 @@ class MemoryStorage:
     def on_advance(self, callback: Callable[[], None]) -> Callable[[], None]:
         self._callbacks.append(callback)
         return lambda: self._callbacks.remove(callback)
+
+    def _copy(self, job: _Job) -> JobRecord:
+        left = None if job.lease_until is None else job.lease_until - self._runtime.now()
+        return replace(deepcopy(job.record), lease_left=left)
 
     def _job(self, job_id: str) -> _Job:
         return self._jobs.setdefault(job_id, _Job())

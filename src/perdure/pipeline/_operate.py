@@ -101,7 +101,7 @@ def _heard(job_id: str, wait: WaitRecord, answer: Answer) -> None:
         raise JobConflictError(f"Job {job_id!r} was resumed already, by {who}.", by=won.by, kind=won.kind, approved=won.approved)
 
 
-async def recover(storage: StorageAdapter, scheduler: SchedulerAdapter, *, runtime: Runtime = REAL) -> list[str]:
+async def recover(storage: StorageAdapter, scheduler: SchedulerAdapter) -> list[str]:
     """Schedule an advance for each job that is running with none on its way, or paused until a time. Answers their ids. Safe at any time.
 
     A job at work under a live lease gets its advance for when that lease would run out.
@@ -118,13 +118,13 @@ async def recover(storage: StorageAdapter, scheduler: SchedulerAdapter, *, runti
         job = await storage.get_job(job_id)
         if job is None or job.status != "running":
             continue
-        left = job.lease_expires_at - runtime.now() if isinstance(storage, Leases) and job.lease_expires_at else NOW
+        left = job.lease_left if isinstance(storage, Leases) and job.lease_left is not None else NOW
         await scheduler.schedule_advance(job_id, max(NOW, left))
         found.append(job_id)
-    return found + await _recover_timers(storage, scheduler, runtime)
+    return found + await _recover_timers(storage, scheduler)
 
 
-async def _recover_timers(storage: StorageAdapter, scheduler: SchedulerAdapter, runtime: Runtime) -> list[str]:
+async def _recover_timers(storage: StorageAdapter, scheduler: SchedulerAdapter) -> list[str]:
     if not isinstance(storage, ListsJobs):
         return []
     found: list[str] = []
@@ -134,7 +134,7 @@ async def _recover_timers(storage: StorageAdapter, scheduler: SchedulerAdapter, 
             wait = job.checkpoint.wait if job.checkpoint else None
             if wait is None or wait.until is None or wait.answer is not None or await _pending(job_id, storage, scheduler):
                 continue
-            await scheduler.schedule_advance(job_id, max(NOW, wait.until - runtime.now()))
+            await scheduler.schedule_advance(job_id, NOW)  # too early, and it asks for another: the storage's clock says when
             found.append(job_id)
         after = page[-1][0]
     return found

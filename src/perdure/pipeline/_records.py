@@ -120,7 +120,7 @@ class JobRecord:
     """A job as stored.
 
     `version` is the fencing number: every claim and every written outcome raises it, over all lives of the job; 0 where the storage has none.
-    `lease_expires_at` is set while an advance holds the job, `deaths` counts leases in a row that ran out, `progress` is of the phase at work.
+    `lease_left` is set while an advance holds the job: for how long its lease still runs by the storage's clock, not above zero once it ran out. `deaths` counts leases in a row that ran out, `progress` is of the phase at work.
     """
 
     status: JobStatus
@@ -128,7 +128,7 @@ class JobRecord:
     error: str | None = None
     output: Any = None
     version: int = 0
-    lease_expires_at: datetime | None = None
+    lease_left: timedelta | None = None
     deaths: int = 0
     progress: Progress | None = None
     updated_at: datetime | None = None

@@ -77,7 +77,7 @@ async def advance(job_id: str, phases: Phases, env: Env) -> Advanced:
         job = claim.job
         if job is None or job.checkpoint is None or job.status not in ("running", "paused"):
             return "idle"
-        stay = _stay(job_id, job, job.checkpoint, env)
+        stay = _stay(job_id, job, job.checkpoint, env, claim)
         if job.status == "paused":
             return await _wake(stay, env)
         return await _enter(stay, job, phases, env, sent)
@@ -115,8 +115,9 @@ def _alone(storage: StorageAdapter, job_id: str) -> Generator[bool]:
 _AT_WORK: Final[dict[tuple[int, str], object]] = {}
 
 
-def _stay(job_id: str, job: JobRecord, at: Checkpoint[Any], env: Env) -> Stay:
-    return Stay(job_id, job.version, at, env.runtime.now(), env.runtime.random(), env.runtime.new_id())
+def _stay(job_id: str, job: JobRecord, at: Checkpoint[Any], env: Env, claim: Claim) -> Stay:
+    # One clock for all processes where the storage has one: due times are compared with it, whatever this machine's own shows.
+    return Stay(job_id, job.version, at, claim.now or env.runtime.now(), env.runtime.random(), env.runtime.new_id())
 
 
 async def _wake(stay: Stay, env: Env) -> Advanced:
@@ -165,7 +166,7 @@ async def _work(stay: Stay, phase: Phase[Any], at: Checkpoint[Any], phases: Phas
         raise
     finally:
         desk.cancelled.fire("ended")  # for a thread that the phase left behind
-    stay = replace(desk.stay, now=env.runtime.now())
+    stay = replace(desk.stay, now=stay.now + timedelta(seconds=env.runtime.monotonic() - sent))
     match result:
         case _Raised(error, timed_out):
             outcome = settle_exception(stay, phase, error, timed_out=timed_out)

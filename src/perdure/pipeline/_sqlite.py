@@ -48,7 +48,8 @@ class SqliteStorage:
 
     # ── what every storage has ─────────────────────────────────────────────────────────────────────────────
     async def get_job(self, job_id: str) -> JobRecord | None:
-        return await self._thread.call(lambda connection: self._job(connection, job_id), "read")
+        now = self._now()
+        return await self._thread.call(lambda connection: self._job(connection, job_id, now), "read")
 
     async def set_status(self, job_id: str, status: JobStatus, error: str | None = None) -> None:
         await self._set("set_status", job_id, status=status, error=error)
@@ -74,7 +75,8 @@ class SqliteStorage:
 
     async def list_jobs(self, *, status: JobStatus | None = None, limit: int = 100, after: str | None = None) -> Sequence[tuple[str, JobRecord]]:
         rows = await self._rows("list_jobs", status=status, limit=limit, after=after or "")
-        return [(row[0], _record(row)) for row in rows]
+        now = self._now()
+        return [(row[0], _record(row, now)) for row in rows]
 
     async def get_entry(self, job_id: str, phase: str) -> Checkpoint[Any] | None:
         rows = await self._rows("get_entry", job_id=job_id, phase=phase)
@@ -93,9 +95,9 @@ class SqliteStorage:
 
         def claim(connection: sqlite3.Connection) -> Claim:
             taken = connection.execute(self._sql["claim_job"], {"job_id": job_id, "now": now, "until": until}).rowcount == 1
-            job = self._job(connection, job_id)
-            expires = None if taken or job is None or job.status != "running" else job.lease_expires_at
-            return Claim(job, taken, None if expires is None else expires - _time(now))
+            job = self._job(connection, job_id, now)
+            held = None if taken or job is None or job.status != "running" else job.lease_left
+            return Claim(job, taken, held, _time(now))
 
         return await self._thread.call(claim, "write")
 
@@ -170,9 +172,9 @@ class SqliteStorage:
             connection.execute(sql["put_advance"], {"job_id": job_id, "due": now + outcome.advance.total_seconds()})
         return outcome.version + (not outcome.hold)
 
-    def _job(self, connection: sqlite3.Connection, job_id: str) -> JobRecord | None:
+    def _job(self, connection: sqlite3.Connection, job_id: str, now: float) -> JobRecord | None:
         row = connection.execute(self._sql["get_job"], {"job_id": job_id}).fetchone()
-        return None if row is None else _record(row)
+        return None if row is None else _record(row, now)
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
         """Make the tables if they are not there. Many processes may do it at once."""
@@ -221,10 +223,10 @@ class SqliteStorage:
             callback()
 
 
-def _record(row: Any) -> JobRecord:
+def _record(row: Any, now: float) -> JobRecord:
     _, status, error, checkpoint, output, version, lease_until, deaths, progress, updated_at = row
     return JobRecord(
-        status, _unpack(checkpoint), error, load(output), version, _time(lease_until), deaths,
+        status, _unpack(checkpoint), error, load(output), version, None if lease_until is None else _time(lease_until) - _time(now), deaths,
         None if progress is None else Progress(*load(progress)), _time(updated_at),
     )  # fmt: skip
 

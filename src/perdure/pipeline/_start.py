@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime
 from typing import Any
 
 from perdure.core.runtime import Runtime
@@ -37,7 +36,7 @@ async def run_pipeline(
     if first not in named:
         raise InvalidPipelineError(f"There is no phase {first!r} to start from; known: {', '.join(named)}.", phase=first)
     job = await storage.get_job(job_id)
-    _may_start(job_id, job, retry_mode, storage, runtime.now())
+    _may_start(job_id, job, retry_mode, storage)
     kept = None if job is None or job.status == "complete" else job.checkpoint
     if kept is not None and retry_mode != "full":
         outcome = _go_on(job_id, job, replace(kept, attempt=0, not_before=None))
@@ -76,19 +75,19 @@ async def retry_job(
     if from_phase is None and mode == "resume":
         if job.status == "complete" or job.checkpoint is None:
             raise JobConflictError(f"Job {job_id!r} has nothing to resume: it is {job.status}. Start it in full or from a phase.", status=job.status)
-        _may_start(job_id, job, mode, storage, runtime.now())
+        _may_start(job_id, job, mode, storage)
         outcome = _go_on(job_id, job, replace(job.checkpoint, attempt=0, not_before=None))
     else:
         name = from_phase or phases[0].name
         if name not in named:
             raise InvalidPipelineError(f"There is no phase {name!r} to start from; known: {', '.join(named)}.", phase=name)
-        _may_start(job_id, job, "full", storage, runtime.now())
+        _may_start(job_id, job, "full", storage)
         packed = await _state_of(job_id, named[name], storage, state)
         outcome = _begin(job_id, job, name, packed, runtime, forget=from_phase is None)
     await _write(storage, scheduler, outcome, job)
 
 
-def _may_start(job_id: str, job: JobRecord | None, mode: RetryMode | None, storage: StorageAdapter, now: datetime) -> None:
+def _may_start(job_id: str, job: JobRecord | None, mode: RetryMode | None, storage: StorageAdapter) -> None:
     if job is None:
         if mode is not None:
             raise JobNotFoundError(job_id)
@@ -97,12 +96,9 @@ def _may_start(job_id: str, job: JobRecord | None, mode: RetryMode | None, stora
         return
     if mode is None:
         raise JobConflictError(f"Job {job_id!r} is running. To take it over, say how: retry_mode='resume' or 'full'.", status=job.status)
-    alive = job.lease_expires_at is not None and job.lease_expires_at > now
-    if isinstance(storage, Leases) and alive:
-        raise JobConflictError(
-            f"Job {job_id!r} is at work: its lease runs until {job.lease_expires_at:%H:%M:%S} UTC. Pause it, or wait for it to end.",
-            status=job.status,
-        )
+    if isinstance(storage, Leases) and job.lease_left is not None and job.lease_left > NOW:
+        left = job.lease_left.total_seconds()
+        raise JobConflictError(f"Job {job_id!r} is at work; its lease runs for {left:.0f} s. Pause it, or wait for it to end.", status=job.status)
 
 
 def _begin(job_id: str, job: JobRecord | None, name: str, packed: Any, runtime: Runtime, *, forget: bool = True) -> Outcome:

@@ -160,10 +160,9 @@ class PipelineWorker:
         self._wake.set()
 
     async def _advance(self, taken: Advance, cancelled: Cancellation) -> None:
-        env = Env(self._storage, self.scheduler, self._runtime, self._lease, self._keeper, cancelled)
         again: timedelta | None = None
         try:
-            await advance(taken.job_id, self._phases, env)
+            await self._run(taken.job_id, cancelled)
         except PhaseError as error:
             self._on_error(taken.job_id, error)
         except asyncio.CancelledError:
@@ -177,11 +176,14 @@ class PipelineWorker:
         except StoreError as error:
             self._on_error(taken.job_id, error)
 
+    async def _run(self, job_id: str, cancelled: Cancellation) -> None:
+        await advance(job_id, self._phases, Env(self._storage, self.scheduler, self._runtime, self._lease, self._keeper, cancelled))
+
     async def _recover(self) -> None:
         if not isinstance(self._storage, ListsRunning):
             return
         try:
-            await recover(self._storage, self.scheduler, runtime=self._runtime)
+            await recover(self._storage, self.scheduler)
         except StoreError as error:
             self._on_error("", error)
 
