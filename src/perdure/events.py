@@ -41,7 +41,7 @@ class Hub:
         self._followers: dict[str, set[Subscription]] = {}
 
     def on(self, kind: str, listener: Listener) -> Callable[[], None]:
-        """Call `listener` for each `kind` of news (`run.delta`, `run.reset`, or a durable event's type; `*` for all). Answers the way to stop."""
+        """Call `listener` for each `kind` of news (`run.delta`, `run.reset`, a durable event's type, or `error`; `*` for all). Answers the way to stop."""
         self._listeners.setdefault(kind, []).append(listener)
 
         def off() -> None:
@@ -53,7 +53,7 @@ class Hub:
     @property
     def listening(self) -> bool:
         """Whether anybody listens to durable events here."""
-        return any(kind not in ("run.delta", "run.reset") and found for kind, found in self._listeners.items())
+        return any(kind not in ("run.delta", "run.reset", "error") and found for kind, found in self._listeners.items())
 
     def follow(self, run_id: str) -> Subscription:
         subscription = Subscription(run_id)
@@ -76,6 +76,10 @@ class Hub:
     def happened(self, event: Event) -> None:
         """A durable event, after its commit."""
         self._call(event.type, event)
+
+    def failed(self, error: BaseException) -> None:
+        """An error that no caller hears of."""
+        self._call("error", error)
 
     def hint(self, hint: Hint) -> None:
         """The store says that something may have changed."""

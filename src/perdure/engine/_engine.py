@@ -122,7 +122,7 @@ class Engine:
         self._size, self._lease, self._deaths_max = workers, lease, deaths_max
         self._drain_grace, self._effect_grace, self._migrate = drain_grace, effect_grace, migrate
         self._tick, self._poll, self._on_error = tick, poll, on_error
-        self._messenger = Messenger(self.store, self.runtime, notifiers, self._report, link)
+        self._notifiers, self._link = notifiers, link
         self._hub = Hub()
         self._types: dict[str, JobType] = {}
         self._claims = True
@@ -308,7 +308,7 @@ class Engine:
             poll=self._poll,
             tick=self._tick or TICK,
             on_swept=self._swept,
-            extra_ticks=[self._messenger.send_due],
+            extra_ticks=[Messenger(self.store, self.runtime, self._notifiers, self._report, self._link).send_due],
         )
         return Worker(env, size=self._size)
 
@@ -357,6 +357,7 @@ class Engine:
         return asyncio.run_coroutine_threadsafe(_coroutine(call), self._loop).result()
 
     async def _report(self, error: BaseException) -> None:
+        self._hub.failed(error)
         if self._on_error is None:
             logger.warning("%s: %s", type(error).__name__, error)
             return
@@ -497,7 +498,7 @@ class Engine:
         return [] if checkpoint is None else [decode(each) for each in checkpoint.messages]
 
     def on(self, kind: str, listener: Callable[[Any], None]) -> Callable[[], None]:
-        """Listen to `run.delta`, `run.reset`, a durable event's type, or `*`, in this process. Answers the way to stop.
+        """Listen to `run.delta`, `run.reset`, a durable event's type, `error` (what `on_error` gets too), or `*`, in this process. Answers the way to stop.
 
         A listener that raises is reported and dropped; it never fails a run.
         """
@@ -684,7 +685,9 @@ class Engine:
         if checkpoint is None:
             raise InvalidTrigger(f"step: run {run_id} has no checkpoint {'yet' if step is None else step}.", field="step")
         messages = edited([decode(each) for each in checkpoint.messages], message=message, results=results)
-        stored = CheckpointWrite(checkpoint.index, 0, 0, tuple(encode(each) for each in messages), checkpoint.finish_reason, version=checkpoint.version)
+        stored = CheckpointWrite(
+            checkpoint.index, 0, 0, tuple(encode(each) for each in messages), checkpoint.finish_reason, version=checkpoint.version
+        )
         envelope = replace(run.trigger, id=self.runtime.new_id(), source="fork", key=None, received_at=self.runtime.now())
         new = NewRun(
             id=self.runtime.new_id(),
