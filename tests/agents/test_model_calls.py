@@ -15,6 +15,7 @@ from pydantic_ai.messages import ModelResponse, SystemPromptPart, TextPart, User
 from pydantic_ai.models.fallback import FallbackModel
 from pydantic_ai.models.function import FunctionModel
 from pydantic_ai.models.test import TestModel
+from pydantic_ai.models.wrapper import WrapperModel
 from session_host import RUNTIME, Host, session, step, to_the_end
 
 from perdure.agents import Answered, Finished, ModelFailed, encode
@@ -282,6 +283,26 @@ async def test_instructions_and_toolsets_that_raise_fail_the_set_up() -> None:
         async with session(Agent(ScriptedModel([]), capabilities=[Broken()]), Host()):
             pass
     assert failed.value.code == "setup_failed"
+
+
+async def test_the_client_librarys_retries_are_off_for_models_that_know_the_setting() -> None:
+    """Behind wrappers and fallbacks too; a model without the setting is not told, so it does not warn."""
+
+    class Deaf(ScriptedModel):
+        unsupported_settings = frozenset({"max_retries"})
+
+    known, deaf = ScriptedModel([say("x")]), Deaf([say("x")])
+    for model in (
+        known,
+        WrapperModel(ScriptedModel([say("x")])),
+        FallbackModel(ScriptedModel([say("x")]), Deaf([say("x")])),
+        deaf,
+        WrapperModel(deaf),
+    ):
+        async with session(Agent(model), Host()) as opened:
+            await opened.ask()
+    assert known.settings_seen == [{"max_retries": 0}]
+    assert all("max_retries" not in (each or {}) for each in deaf.settings_seen)
 
 
 async def test_no_request_limit_of_pydantic_ai_ends_a_run() -> None:

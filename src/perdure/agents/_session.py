@@ -42,7 +42,7 @@ from pydantic_graph import End
 from perdure.agents import _gate as gate
 from perdure.agents._capability import Inner, Link, Outer
 from perdure.agents._driver import Driver
-from perdure.agents._faults import StreamCut, describe, is_quota, is_transient, refuses_thinking, retry_after
+from perdure.agents._faults import StreamCut, describe, innermost, is_quota, is_transient, refuses_thinking, retry_after
 from perdure.agents._files import Files, common
 from perdure.agents._kinds import kind_of
 from perdure.agents._messages import text_of
@@ -566,9 +566,10 @@ def without_sdk_retries(ctx: RunContext[Any]) -> ModelSettings:
     Public in Pydantic AI (`ModelSettings.max_retries`): it sends the request through a copy of the client, the user's own is untouched. Models without the
     setting (Bedrock, whose retries are botocore's) are left as they are.
     """
-    model: Any = ctx.model
-    members: list[Any] = [model, *(getattr(model, "models", None) or [])]
-    return ModelSettings() if all("max_retries" in getattr(each, "unsupported_settings", ()) for each in members) else ModelSettings(max_retries=0)
+    model: Any = innermost(ctx.model)
+    members: list[Any] = [innermost(each) for each in getattr(model, "models", None) or [model]]
+    ignored = all("max_retries" in getattr(each, "unsupported_settings", ()) for each in members)
+    return ModelSettings() if ignored else ModelSettings(max_retries=0)
 
 
 def _positions(response: ModelMessage) -> dict[str, int]:
