@@ -164,7 +164,7 @@ class Board:
                 said = " ".join(job.said.split())[-56:] if job.doing == "model" else "tools"
                 return Spinner("dots", style="cyan"), name, Text(f"step {job.step}  {said}", "cyan" if job.doing == "model" else "blue")
             case _:
-                return Text("·", "dim"), name, Text("")
+                return Text("·", "dim"), name, Text(f"step {job.step}  recovered, next in line" if job.run.deaths else "", "dim")
 
 
 def ticket_line(output: Any) -> Text:
