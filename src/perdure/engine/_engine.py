@@ -5,26 +5,21 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import mimetypes
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
 
-from perdure.agents import Registration, decode, edited, encode
+from perdure.agents import Registration, decode
 from perdure.context import CurrentRun
 from perdure.core.artifact import Artifact
 from perdure.core.budget import Budget
-from perdure.core.checkpoint import CheckpointWrite
-from perdure.core.codec import clean, dump, fingerprint
+from perdure.core.codec import clean
 from perdure.core.commit import (
     Cancelled,
     CancelRequest,
     EffectFilter,
-    NewRun,
     Resolve,
     Resolved,
     ResolveOutcome,
@@ -46,15 +41,16 @@ from perdure.core.errors import (
     StoreUnavailable,
     WaitNotFoundError,
 )
-from perdure.core.limits import ARTIFACT_MAX, DEATHS_MAX, DRAIN_GRACE, EFFECT_GRACE, KEY_MAX, LEASE_DEFAULT, MODEL_TRIES_MAX, PAYLOAD_MAX, POLL, TICK
+from perdure.core.limits import DEATHS_MAX, DRAIN_GRACE, EFFECT_GRACE, LEASE_DEFAULT, MODEL_TRIES_MAX, POLL, TICK
 from perdure.core.run import Run, RunStatus
 from perdure.core.runtime import RealRuntime, Runtime, run_in_new_loop
 from perdure.core.step import Step
-from perdure.core.trigger import Attachment, Source, TriggerEnvelope
+from perdure.core.trigger import Attachment, TriggerEnvelope
 from perdure.core.wait import Resolution, ResolutionKind
 from perdure.effects import HeldEffects
+from perdure.engine._admission import File, Wish, checked, fork_of, new_run, read_file
 from perdure.engine._agents import AgentType
-from perdure.engine._handle import DurableAgent, File, Request, RunHandle, seconds
+from perdure.engine._handle import DurableAgent, Request, RunHandle, seconds
 from perdure.engine._jobtype import JobType
 from perdure.engine._news import RunEvent, follow, until_final
 from perdure.engine._notify import Link, Messenger, token_hash
@@ -377,80 +373,23 @@ class Engine:
         """Admit a run of a registered agent by name; the options are those of `DurableAgent.start`."""
         return await self.admit(self._type(agent), payload, **options)
 
-    async def admit(
-        self,
-        kind: JobType,
-        payload: Any,
-        *,
-        key: str | None = None,
-        concurrency_key: str | None = None,
-        thread: str | None = None,
-        attachments: Sequence[File] = (),
-        budget: Budget | None = None,
-        priority: int = 0,
-        labels: Mapping[str, str] | None = None,
-        delay: timedelta | None = None,
-        run_id: str | None = None,
-        source: Source = "python",
-        trigger: str | None = None,
-        parent: str | None = None,
-    ) -> RunHandle[Any]:
-        """Check everything, then store the run. Durable when it returns."""
-        checked = kind.check(payload)
-        if len(dump(checked).encode()) > PAYLOAD_MAX:
-            raise InvalidTrigger(
-                f"The payload is over the limit of {PAYLOAD_MAX:,} bytes (PAYLOAD_MAX). Send large data as attachments.", field="payload"
-            )
-        for field, value in (("key", key), ("concurrency_key", concurrency_key), ("thread", thread)):
-            if value is not None and not 0 < len(value) <= KEY_MAX:
-                raise InvalidTrigger(f"{field}: must have 1 to {KEY_MAX} characters (KEY_MAX); it has {len(value)}.", field=field)
-        stored = [await self._attach(each) for each in attachments]
-        envelope = TriggerEnvelope(
-            id=self.runtime.new_id(),
-            source=source,
-            trigger=trigger or kind.name,
-            payload=checked,
-            key=clean(key),
-            concurrency_key=clean(concurrency_key),
-            thread=clean(thread),
-            attachments=tuple(stored),
-            received_at=self.runtime.now(),
-        )
-        new = NewRun(
-            id=run_id or self.runtime.new_id(),
-            agent=kind.name,
-            trigger=envelope,
-            payload_hash=fingerprint([checked, [each.artifact_id for each in stored]]),
-            budget=budget or kind.budget,
-            priority=priority,
-            labels={clean(name): clean(str(value)) for name, value in (labels or {}).items()},
-            delay=delay,
-            parent_run=parent,
-        )
+    async def admit(self, kind: JobType, payload: Any, *, attachments: Sequence[File] = (), **options: Any) -> RunHandle[Any]:
+        """Check everything, then store the run. Durable when it returns; the options are those of `Wish`."""
+        wish = Wish(**options)
+        value = checked(kind, payload, wish)
+        files = [await read_file(each, self.runtime) for each in attachments]
+        stored = [file if isinstance(file, Attachment) else await self._keep(*file) for file in files]
+        new = new_run(kind, value, wish, stored, self.runtime)
         admitted = await self._again(lambda: self.store.admit(new))
-        handled = kind if isinstance(kind, AgentType) else None
-        return RunHandle(self, admitted.run.id, handled, created=admitted.created)
+        return RunHandle(self, admitted.run.id, kind if isinstance(kind, AgentType) else None, created=admitted.created)
 
     async def admit_child(self, parent: Run, agent: str, payload: Any, *, key: str, **options: Any) -> RunHandle[Any]:
         """A child run of `parent`: the same key again answers the same child."""
         return await self.admit(self._type(agent), payload, key=key, source="run", trigger=parent.agent, parent=parent.id, **options)
 
-    async def _attach(self, file: File) -> Attachment:
-        if isinstance(file, Artifact):
-            return Attachment(file.id, file.filename or file.id, file.media_type, file.size)
-        if isinstance(file, Path):
-            try:
-                data = await self.runtime.in_thread(file.read_bytes)
-            except OSError as error:
-                raise InvalidTrigger(f"attachments: {str(file)!r} can't be read: {error.strerror}.", field="attachments") from error
-            name, media = file.name, None
-        else:
-            name, data, media = file if len(file) == 3 else (*file, None)
-        if len(data) > ARTIFACT_MAX:
-            raise InvalidTrigger(f"attachments: {name!r} has {len(data):,} bytes; the limit is {ARTIFACT_MAX:,} (ARTIFACT_MAX).", field="attachments")
-        media = media or mimetypes.guess_type(name)[0] or "application/octet-stream"
+    async def _keep(self, name: str, data: bytes, media: str) -> Attachment:
         artifact = await self._again(lambda: self.store.put_artifact(data, media_type=media, filename=name))
-        return Attachment(artifact.id, clean(name), media, len(data))
+        return Attachment(artifact.id, name, media, len(data))
 
     async def _again(self, call: Callable[[], Awaitable[T]]) -> T:
         """Repeat a request to a store that is away for a moment."""
@@ -684,22 +623,7 @@ class Engine:
         checkpoint = await self._again(lambda: self.store.checkpoint(run_id, index=step))
         if checkpoint is None:
             raise InvalidTrigger(f"step: run {run_id} has no checkpoint {'yet' if step is None else step}.", field="step")
-        messages = edited([decode(each) for each in checkpoint.messages], message=message, results=results)
-        stored = CheckpointWrite(
-            checkpoint.index, 0, 0, tuple(encode(each) for each in messages), checkpoint.finish_reason, version=checkpoint.version
-        )
-        envelope = replace(run.trigger, id=self.runtime.new_id(), source="fork", key=None, received_at=self.runtime.now())
-        new = NewRun(
-            id=self.runtime.new_id(),
-            agent=run.agent,
-            trigger=envelope,
-            payload_hash=fingerprint(run.trigger.payload),
-            budget=budget or run.budget,
-            priority=run.priority,
-            labels={**run.labels, **{clean(name): clean(str(value)) for name, value in (labels or {}).items()}},
-            parent_run=run_id,
-            checkpoint=stored,
-        )
+        new = fork_of(run, checkpoint, self.runtime, message=message, results=results, budget=budget, labels=labels)
         admitted = await self._again(lambda: self.store.admit(new))
         return RunHandle(self, admitted.run.id, kind if isinstance(kind, AgentType) else None)
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import timedelta
 from decimal import Decimal
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
-from perdure.core.artifact import Artifact
 from perdure.core.budget import Budget
 from perdure.core.commit import Cancelled, Resolved
 from perdure.core.errors import RunCancelled, RunFailed, StillWaiting
 from perdure.core.run import Run, RunStatus
 from perdure.core.step import Step
 from perdure.core.wait import WaitPoint
+from perdure.engine._admission import File
 from perdure.engine._news import RunEvent
 
 if TYPE_CHECKING:
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 
 In = TypeVar("In", contravariant=True)
 Out = TypeVar("Out", covariant=True)
-File = Path | Artifact | tuple[str, bytes] | tuple[str, bytes, str]
-"""An attachment: a path, stored bytes, or (filename, bytes[, media type])."""
 
 
 class Request:

@@ -10,8 +10,8 @@ def schema_error(value: Any, schema: Mapping[str, Any]) -> str | None:
     """What is wrong with `value`, with its path; None where it fits."""
     import jsonschema  # only answers with an edited input need it
 
-    error = jsonschema.Draft202012Validator(schema).iter_errors(value)
-    first = min(error, key=lambda each: len(each.absolute_path), default=None)
+    validator: Any = jsonschema.Draft202012Validator(schema)
+    first = min(validator.iter_errors(value), key=lambda each: len(each.absolute_path), default=None)
     if first is None:
         return None
     where = ".".join(str(each) for each in first.absolute_path)
