@@ -56,7 +56,7 @@ def page_id(page: Path) -> str:
 def run_block(code: str, page: Path, line: int, names: dict[str, Any], runner: asyncio.Runner) -> None:
     """Execute a block as if it stood at its line of the page, so that a traceback names the place."""
     tree = ast.increment_lineno(ast.parse(code, filename=str(page)), line)
-    compiled = compile(tree, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    compiled = compile(tree, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     result = eval(compiled, names)
     if inspect.iscoroutine(result):
         runner.run(result)
