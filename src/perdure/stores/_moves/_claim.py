@@ -118,7 +118,7 @@ def _take_holds(work: Work, picked: Sequence[tuple[Row, list[_Hold]]]) -> Progra
 def _begin_all(work: Work, ask: ClaimRequest, picked: Sequence[Row]) -> Program[list[Run]]:
     threads = [row["thread"] for row in picked if row["thread"] is not None]
     answers = yield from work.read(
-        *(Query("get_head", {"thread": thread}) for thread in threads), *(Query("lock_whole_run", {"id": row["id"]}) for row in picked), CLOCK
+        *(Query("get_head", {"thread": thread}) for thread in threads), *(Query("get_run", {"id": row["id"]}) for row in picked), CLOCK
     )
     heads = {thread: rows[0]["run_id"] for thread, rows in zip(threads, answers, strict=False) if rows}
     [clock] = answers[-1]
@@ -147,17 +147,20 @@ def _begin(draft: Draft, ask: ClaimRequest, head: str | None) -> None:
 def renew(work: Work, leases: Sequence[Lease], lease: timedelta) -> Program[Sequence[Renewed]]:
     """Push the expiry of every lease still held. Taking ends a lease, not time: an expired one that nobody took is renewed too."""
     now = yield from work.clock()
-    for mine in leases:
-        activity = None if mine.activity is None else dump(mine.activity.to_json())
-        work.write("renew", id=mine.run_id, epoch=mine.epoch, token=mine.token, expires_at=now + span(lease), activity=activity)
-    answers = yield from work.read(*(Query("get_lease", {"id": mine.run_id}) for mine in leases))
-    return [_renewed(mine, rows) for mine, rows in zip(leases, answers, strict=True)]
+    told = dump([[mine.run_id, mine.epoch, mine.token, _activity(mine)] for mine in leases])
+    work.write("renew", expires_at=now + span(lease), leases=told)
+    rows = yield from work.rows("list_leases", leases=told)
+    known = {row["id"]: row for row in rows}
+    return [_renewed(mine, known.get(mine.run_id)) for mine in leases]
 
 
-def _renewed(mine: Lease, rows: Rows) -> Renewed:
-    if not rows:
+def _activity(mine: Lease) -> str | None:
+    return None if mine.activity is None else dump(mine.activity.to_json())
+
+
+def _renewed(mine: Lease, row: Row | None) -> Renewed:
+    if row is None:
         raise RunNotFoundError(mine.run_id)
-    [row] = rows
     status = RunStatus(row["status"])
     held = status is RunStatus.RUNNING and row["epoch"] == mine.epoch and row["claim_token"] == mine.token
     return Renewed(mine.run_id, held, row["epoch"], status, bool(row["cancel_requested"]))

@@ -142,7 +142,8 @@ def lock_whole(work: Work, run_id: str) -> Program[Draft | None]:
     """Take the whole run, once in a transaction."""
     if run_id in work.drafts:
         return work.drafts[run_id]
-    rows, clock = yield from work.read(Query("lock_whole_run", {"id": run_id}), CLOCK)
+    # Locked first, read second: what another transaction wrote while this one waited for the lock must be seen whole.
+    _, rows, clock = yield from work.read(Query("lock_run", {"id": run_id}), Query("get_run", {"id": run_id}), CLOCK)
     if not rows:
         return None
     draft = work.drafts[run_id] = Draft(work, rows[0], clock[0]["now"], whole=True)

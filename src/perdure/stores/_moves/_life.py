@@ -90,7 +90,8 @@ def _look(draft: Draft, write: WaitWrite) -> Program[Resolution | None]:
         signal = None if row is None else (row["seq"], _rows.read_signal(work, row, draft.id))
     child: Run | None = None
     if write.kind == "event" or write.child is not None:
-        row = yield from work.row("hold_child", id=write.child, run_id=draft.id, wait_id=write.id)
+        found = yield from work.row("hold_child", id=write.child, run_id=draft.id, wait_id=write.id)
+        row = None if found is None else (yield from work.row("get_run", id=found["id"]))
         child = None if row is None else _rows.read_run(work, row)
     effect = None if write.effect_key is None else (yield from find_effect(work, write.effect_key))
     now = moment(draft.now)

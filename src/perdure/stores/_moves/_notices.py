@@ -23,7 +23,7 @@ def claim_notices(work: Work, limit: int, hold: timedelta) -> Program[Sequence[W
         wait = _rows.read_wait(work, row)
         if answers.notice_due(wait, now):
             wait = replace(wait, notify_after=now + hold)
-            work.send("save_wait", _rows.write_progress(work, wait))
+            work.send("hold_notice", _rows.write_hold(wait))
             held.append(wait)
     return held
 

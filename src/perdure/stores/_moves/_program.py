@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -122,6 +122,9 @@ class Work:
         """Some run may be claimed now."""
         self.hints.add(Hint("work"))
 
+
+Verb = Callable[[Work], Program[T]]
+"""Makes a fresh program: what is repeated is driven from its beginning."""
 
 CLOCK = Query("clock", {})
 NOTHING = Query("nothing", {})

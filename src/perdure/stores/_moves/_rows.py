@@ -235,6 +235,11 @@ def write_progress(work: Work, wait: WaitPoint) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def write_hold(wait: WaitPoint) -> dict[str, Any]:
+    """The parameters of `hold_notice`."""
+    return {"id": wait.id, "notify_after": micros(wait.notify_after), "notice_at": _notice_at(wait)}
+
+
 def _notice_at(wait: WaitPoint) -> int | None:
     """The earliest moment at which `notice_due` may hold, so that an index finds the rows that are due."""
     if wait.kind not in PEOPLE or (wait.kind == "effect" and not own_effect(wait)):

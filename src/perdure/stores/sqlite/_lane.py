@@ -17,15 +17,12 @@ from perdure.core.codec import Codec
 from perdure.core.errors import StoreError, StoreUnavailable
 from perdure.core.limits import GROUP_COMMITS_MAX, GROUP_SECONDS_MAX
 from perdure.core.runtime import Runtime
-from perdure.stores._moves._program import Program, Work
+from perdure.stores._moves._program import Program, Verb, Work
 from perdure.stores._protocol import Hint
 from perdure.stores.sqlite._connection import Connection
 from perdure.stores.sqlite._errors import translate
 
 T = TypeVar("T")
-
-Verb = Callable[[Work], Program[T]]
-"""Makes a fresh program: a write that is repeated is driven from its beginning."""
 
 
 @dataclass(slots=True, eq=False)
@@ -235,6 +232,3 @@ class Writer(_Lane):
                 # A connection that can't even roll back is given up; the next call opens another.
                 connection.close()
                 self._open = None
-
-
-__all__ = ["Reader", "Verb", "Writer"]

@@ -66,12 +66,14 @@ DELETE FROM hold WHERE run = :run
 DELETE FROM hold WHERE run = :run AND kind <> 'thread'
 
 -- name: renew
--- Push the expiry of a lease that is still held.
-UPDATE run SET lease_expires_at = :expires_at, activity = :activity WHERE id = :id AND status = 'running' AND epoch = :epoch AND claim_token = :token
+-- Push the expiry of every lease that is still held. A lease is [run id, epoch, token, activity].
+UPDATE run SET lease_expires_at = :expires_at, activity = json_extract(l.value, '$[3]') FROM json_each(:leases) l
+WHERE run.id = json_extract(l.value, '$[0]') AND run.status = 'running' AND run.epoch = json_extract(l.value, '$[1]')
+    AND run.claim_token = json_extract(l.value, '$[2]')
 
--- name: get_lease
--- What the owner of a lease is told.
-SELECT id, status, epoch, claim_token, cancel_requested FROM run WHERE id = :id
+-- name: list_leases
+-- What the owners of leases are told.
+SELECT id, status, epoch, claim_token, cancel_requested FROM run WHERE id IN (SELECT json_extract(value, '$[0]') FROM json_each(:leases))
 
 -- name: foreign_lease
 -- A live lease of another machine.

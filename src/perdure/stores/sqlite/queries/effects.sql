@@ -10,11 +10,11 @@ INSERT INTO effect (
     state = excluded.state, tool = excluded.tool, tool_call_id = excluded.tool_call_id, unknown = excluded.unknown, input = excluded.input,
     input_hash = excluded.input_hash, result = excluded.result, error = excluded.error, try_no = excluded.try_no, permit = excluded.permit,
     claim = excluded.claim, time_limit = excluded.time_limit,
-    worker = CASE WHEN excluded.state = 'started' THEN excluded.worker ELSE worker END,
-    epoch = CASE WHEN excluded.state = 'started' THEN excluded.epoch ELSE epoch END,
-    started_at = CASE WHEN excluded.state = 'started' THEN excluded.started_at ELSE started_at END,
-    settled_at = CASE WHEN excluded.state IN ('started', 'done', 'failed') THEN excluded.settled_at ELSE settled_at END,
-    settled_by = CASE WHEN excluded.state = 'started' THEN NULL ELSE settled_by END
+    worker = CASE WHEN excluded.state = 'started' THEN excluded.worker ELSE effect.worker END,
+    epoch = CASE WHEN excluded.state = 'started' THEN excluded.epoch ELSE effect.epoch END,
+    started_at = CASE WHEN excluded.state = 'started' THEN excluded.started_at ELSE effect.started_at END,
+    settled_at = CASE WHEN excluded.state IN ('started', 'done', 'failed') THEN excluded.settled_at ELSE effect.settled_at END,
+    settled_by = CASE WHEN excluded.state = 'started' THEN NULL ELSE effect.settled_by END
 
 -- name: save_effect
 -- An effect that the store itself moved.

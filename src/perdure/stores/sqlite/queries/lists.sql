@@ -46,7 +46,7 @@ SELECT status, count(*) AS count FROM run WHERE agent = :agent GROUP BY status
 -- name: list_waits
 -- Rows of every run, oldest first.
 SELECT w.*, r.id AS run_id FROM wait w JOIN run r ON r.seq = w.run
-WHERE w.seq > coalesce((SELECT seq FROM wait WHERE id = :after), 0) AND (:any_kind OR w.kind IN (SELECT value FROM json_each(:kinds)))
+WHERE w.seq > coalesce((SELECT seq FROM wait WHERE id = :after), 0) AND (:any_kind = 1 OR w.kind IN (SELECT value FROM json_each(:kinds)))
     AND (:open IS NULL OR (w.resolved_at IS NULL) = :open)
 ORDER BY w.seq LIMIT :limit
 
@@ -54,20 +54,20 @@ ORDER BY w.seq LIMIT :limit
 -- Open rows of every run, oldest first.
 SELECT w.*, r.id AS run_id FROM wait w JOIN run r ON r.seq = w.run
 WHERE w.resolved_at IS NULL AND w.seq > coalesce((SELECT seq FROM wait WHERE id = :after), 0)
-    AND (:any_kind OR w.kind IN (SELECT value FROM json_each(:kinds)))
+    AND (:any_kind = 1 OR w.kind IN (SELECT value FROM json_each(:kinds)))
 ORDER BY w.seq LIMIT :limit
 
 -- name: list_waits_of_run
 -- Rows of one run, oldest first.
 SELECT w.*, r.id AS run_id FROM wait w JOIN run r ON r.seq = w.run
 WHERE w.run = (SELECT seq FROM run WHERE id = :run_id) AND w.seq > coalesce((SELECT seq FROM wait WHERE id = :after), 0)
-    AND (:any_kind OR w.kind IN (SELECT value FROM json_each(:kinds))) AND (:open IS NULL OR (w.resolved_at IS NULL) = :open)
+    AND (:any_kind = 1 OR w.kind IN (SELECT value FROM json_each(:kinds))) AND (:open IS NULL OR (w.resolved_at IS NULL) = :open)
 ORDER BY w.seq LIMIT :limit
 
 -- name: list_effects
 -- Effects of every run, oldest first.
 SELECT e.*, r.id AS run_id FROM effect e JOIN run r ON r.seq = e.run
-WHERE :any_state OR e.state IN (SELECT value FROM json_each(:states))
+WHERE :any_state = 1 OR e.state IN (SELECT value FROM json_each(:states))
 ORDER BY e.seq LIMIT :limit
 
 -- name: list_open_effects
@@ -79,14 +79,14 @@ ORDER BY e.seq LIMIT :limit
 -- name: list_effects_of_run
 -- Effects of one run, oldest first.
 SELECT e.*, r.id AS run_id FROM effect e JOIN run r ON r.seq = e.run
-WHERE e.run = (SELECT seq FROM run WHERE id = :run_id) AND (:any_state OR e.state IN (SELECT value FROM json_each(:states)))
+WHERE e.run = (SELECT seq FROM run WHERE id = :run_id) AND (:any_state = 1 OR e.state IN (SELECT value FROM json_each(:states)))
     AND (:claim IS NULL OR e.claim = :claim)
 ORDER BY e.seq LIMIT :limit
 
 -- name: list_effects_of_claim
 -- Effects under one business key, oldest first.
 SELECT e.*, r.id AS run_id FROM effect e JOIN run r ON r.seq = e.run
-WHERE e.claim = :claim AND (:any_state OR e.state IN (SELECT value FROM json_each(:states)))
+WHERE e.claim = :claim AND (:any_state = 1 OR e.state IN (SELECT value FROM json_each(:states)))
 ORDER BY e.seq LIMIT :limit
 
 -- name: get_artifact

@@ -13,10 +13,6 @@ SELECT
     tail_base, tail_idx, tail_length, tail_shared, usage, format, version
 FROM run WHERE id = :id
 
--- name: lock_whole_run
--- A run with what it was given and what it answered.
-SELECT r.*, b.trigger, b.budget, b.labels, b.output, b.error FROM run r JOIN run_body b ON b.run = r.seq WHERE r.id = :id
-
 -- name: get_run
 -- A run with what it was given and what it answered.
 SELECT r.*, b.trigger, b.budget, b.labels, b.output, b.error FROM run r JOIN run_body b ON b.run = r.seq WHERE r.id = :id
@@ -85,7 +81,7 @@ RETURNING run_id
 
 -- name: date_key
 -- The key answers for its retention after the run has settled; not at all limited (NULL) while the run lives.
-UPDATE trigger_key SET expires_at = CASE WHEN :now IS NULL THEN NULL ELSE :now + retention END WHERE agent = :agent AND key = :key AND run_id = :run_id
+UPDATE trigger_key SET expires_at = :now + retention WHERE agent = :agent AND key = :key AND run_id = :run_id
 
 -- name: has_artifact
 -- Whether these bytes are stored.

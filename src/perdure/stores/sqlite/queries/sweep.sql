@@ -1,6 +1,6 @@
 -- name: list_unsettled_children
 -- The runs that a run has started and that have not settled. Forks are nobody's children.
-SELECT id FROM run WHERE parent_run = :id AND NOT forked AND status IN ('pending', 'running', 'waiting', 'interrupted') ORDER BY seq
+SELECT id FROM run WHERE parent_run = :id AND forked = 0 AND status IN ('pending', 'running', 'waiting', 'interrupted') ORDER BY seq
 
 -- name: list_expired_leases
 -- Running runs whose lease has ended, the longest first.

@@ -58,8 +58,10 @@ WHERE w.effect_key = :key AND w.resolved_at IS NULL AND w.kind = 'effect' AND w.
 
 -- name: hold_child
 -- The run that a wait row names, or that names the wait row. It can't settle before this transaction ends.
-SELECT r.*, b.trigger, b.budget, b.labels, b.output, b.error FROM run r JOIN run_body b ON b.run = r.seq
-WHERE r.id = coalesce((SELECT id FROM run WHERE id = :id), (SELECT id FROM run WHERE parent_run = :run_id AND parent_wait = :wait_id LIMIT 1))
+SELECT id FROM run
+WHERE id = coalesce(
+    (SELECT id FROM run WHERE id = :id), (SELECT id FROM run WHERE parent_run = :run_id AND parent_wait = :wait_id LIMIT 1)
+)
 
 -- name: list_tokens
 -- Hashes of the secrets that were sent for a row.
@@ -73,6 +75,10 @@ INSERT INTO wait_token (wait, hash) SELECT seq, :hash FROM wait WHERE id = :wait
 -- Open rows that somebody should be told about by now: that they wait, or once that they soon run out.
 SELECT w.*, r.id AS run_id FROM wait w JOIN run r ON r.seq = w.run
 WHERE w.resolved_at IS NULL AND w.notice_at <= :now ORDER BY w.notice_at, w.seq LIMIT :limit
+
+-- name: hold_notice
+-- Nobody else is to send this notice for a while.
+UPDATE wait SET notify_after = :notify_after, notice_at = :notice_at WHERE id = :id
 
 -- name: find_signal
 -- Whether this signal was seen.

@@ -1,0 +1,237 @@
+"""The store for many workers on many machines."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, Final, Self, TypeVar
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from perdure.core.codec import Codec, PlainCodec
+from perdure.core.errors import ConfigurationError, SchemaTooNew, StoreUnavailable
+from perdure.core.event import Delta, Reset
+from perdure.core.runtime import RealRuntime, Runtime
+from perdure.stores._moves._program import Verb
+from perdure.stores._moves._store import SqlStore
+from perdure.stores._protocol import Hint
+from perdure.stores.postgres._connection import MIGRATIONS, SCHEMA, Connection, connect, in_schema, statements_in
+from perdure.stores.postgres._listen import Announcer, Ears, Listener
+from perdure.stores.postgres._pool import Pool, persistently
+
+T = TypeVar("T")
+
+SCHEMA_NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,47}")
+
+
+class PostgresStore(SqlStore):
+    """Runs in a Postgres database (14 or newer).
+
+    Args:
+        dsn: `postgresql://user:password@host/database`, or any libpq connection string.
+        runtime: Where clocks, tasks and sleep come from. The terms of leases and waits are judged by the database's clock alone.
+        schema: The schema that holds the tables: lower-case letters, digits and underscores.
+        pool_max: Connections for calls, at least 1. Beside them there is one that listens, and one in each other thread that calls (renewals).
+        pooler: The DSN leads to a transaction pooler (PgBouncer with `pool_mode = transaction`): no prepared statements and no LISTEN, so workers find
+            work by polling.
+        codec: What stands between the stored values and their bytes, for example encryption.
+        migrate: Whether opening brings the schema up to date.
+
+    Raises:
+        ConfigurationError: A setting can't be used.
+        StoreError, StoreUnavailable, SchemaTooNew: The database can't be used (when opened).
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        runtime: Runtime | None = None,
+        *,
+        schema: str = "perdure",
+        pool_max: int = 8,
+        pooler: bool = False,
+        codec: Codec | None = None,
+        migrate: bool = True,
+    ) -> None:
+        super().__init__()
+        if not SCHEMA_NAME.fullmatch(schema):
+            raise ConfigurationError(
+                f"PostgresStore(schema={schema!r}): lower-case letters, digits and underscores, at most 48, not beginning with a digit."
+            )
+        if pool_max < 1:
+            raise ConfigurationError(f"PostgresStore(pool_max={pool_max}): at least one connection is needed.")
+        self._dsn, self.address = dsn, _address(dsn)
+        self._runtime = runtime or RealRuntime()
+        self._schema, self._pool_max, self._pooler, self._migrate_at_start = schema, pool_max, pooler, migrate
+        self._codec = codec or PlainCodec()
+        self._statements = statements_in(schema)
+        self._pools: dict[asyncio.AbstractEventLoop, Pool] = {}
+        self._delta_listeners: list[Callable[[Delta | Reset], None]] = []
+        self._announcer: Announcer | None = None
+        self._listener: Listener | None = None
+
+    # ── open and close ─────────────────────────────────────────────────────────────────────────────────────
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        try:
+            await (self.migrate() if self._migrate_at_start else self._check_schema())
+        except BaseException:
+            await self.__aexit__()
+            raise
+        sender = self._runtime.new_token()
+        self._announcer = Announcer(self._runtime, sender, self._notify)
+        if not self._pooler:
+            ears = Ears(sender, lambda hint: self._publish([hint]), self._publish_delta)
+            self._listener = Listener(self._runtime, lambda: connect(self._dsn), self._schema, ears, lambda: self._publish([Hint("work")]))
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        for part in (self._listener, self._announcer):
+            if part is not None:
+                await part.close()
+        self._listener = self._announcer = None
+        for pool in self._pools.values():
+            pool.close()
+        self._pools.clear()
+        self._loop = None
+
+    def info(self) -> dict[str, Any]:
+        return {"kind": "postgres", "address": self.address, "schema": SCHEMA, "durable": True, "namespace": self._schema, "pool_max": self._pool_max}
+
+    async def _connect(self) -> Connection:
+        return Connection(await connect(self._dsn), self._statements, self._codec, prepare=not self._pooler)
+
+    # ── schema ─────────────────────────────────────────────────────────────────────────────────────────────
+    async def migrate(self) -> int:
+        return await self._call(self._migrate)
+
+    async def _migrate(self, connection: Connection) -> int:
+        """Any number of processes may do it at once: a lock of the database lets one after the other in."""
+        found = await self._version(connection)
+        if found == SCHEMA:
+            return found
+        async with connection.raw.transaction():
+            await connection.ask("SELECT pg_advisory_xact_lock(hashtextextended(%(name)s, 0))", name=f"perdure:{self._schema}")
+            # Asked again under the lock: somebody may have been here meanwhile.
+            found = await self._version(connection)
+            if found == 0:
+                await connection.ask(f'CREATE SCHEMA IF NOT EXISTS "{self._schema}"')
+            for step in MIGRATIONS[found:]:
+                await connection.ask(in_schema(step.text, self._schema))
+                await connection.ask(in_schema("UPDATE perdure.meta SET value = %(number)s WHERE name = 'schema'", self._schema), number=step.number)
+        return SCHEMA
+
+    async def _version(self, connection: Connection) -> int:
+        """The version of the schema; 0 where there is none.
+
+        Raises:
+            SchemaTooNew: A newer Perdure made it.
+        """
+        [row] = await connection.ask("SELECT to_regclass(%(meta)s) AS meta", meta=f'"{self._schema}".meta')
+        if row["meta"] is None:
+            return 0
+        [row] = await connection.ask(in_schema("SELECT value FROM perdure.meta WHERE name = 'schema'", self._schema))
+        found: int = row["value"]
+        if found > SCHEMA:
+            raise SchemaTooNew(
+                f"The schema {self._schema!r} at {self.address} has version {found}; this Perdure knows versions up to {SCHEMA}. Upgrade Perdure; nothing was touched.",
+                address=self.address, found=found, known=SCHEMA,
+            )  # fmt: skip
+        return found
+
+    async def _check_schema(self) -> None:
+        found = await self._call(self._version)
+        if found != SCHEMA:
+            raise StoreUnavailable(
+                f"The schema {self._schema!r} at {self.address} has version {found}, this Perdure works with {SCHEMA}. Run `perdure migrate`.",
+                address=self.address, found=found, known=SCHEMA,
+            )  # fmt: skip
+
+    # ── calls ──────────────────────────────────────────────────────────────────────────────────────────────
+    async def _write(self, verb: Verb[T]) -> T:
+        answer, hints = await self._call(lambda connection: connection.write(verb))
+        if hints:
+            self._tell(hints)
+        return answer
+
+    async def _read(self, verb: Verb[T]) -> T:
+        return await self._call(lambda connection: connection.read(verb))
+
+    async def _call(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+        """Use a connection of this loop for one transaction, again and again while others are in its way or the server is away.
+
+        In a task of its own: a caller that is cancelled must leave neither a transaction half sent nor a connection in an unknown state.
+        """
+        if self._loop is None:
+            raise StoreUnavailable("This store is not open. Open it with `async with` and keep it open while it is used.")
+        task = self._runtime.spawn(persistently(self._runtime, self.address, partial(self._once, work)), name="perdure-postgres-call")
+        return await asyncio.shield(task)
+
+    async def _once(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+        async with self._pool().connection() as connection:
+            return await work(connection)
+
+    def _pool(self) -> Pool:
+        loop = asyncio.get_running_loop()
+        pool = self._pools.get(loop)
+        if pool is None:
+            self._forget_closed_loops()
+            pool = self._pools[loop] = Pool(self._connect, self._pool_max if loop is self._loop else 1)
+        return pool
+
+    def _forget_closed_loops(self) -> None:
+        for loop in [loop for loop in self._pools if loop.is_closed()]:
+            self._pools.pop(loop).close()
+
+    # ── hints ──────────────────────────────────────────────────────────────────────────────────────────────
+    def _tell(self, hints: set[Hint]) -> None:
+        """What a durable write may have changed, told here and to others."""
+        loop = self._loop
+        if loop is None:
+            return
+        if loop is asyncio.get_running_loop():
+            self._tell_here(hints)
+        else:
+            loop.call_soon_threadsafe(self._tell_here, hints)
+
+    def _tell_here(self, hints: set[Hint]) -> None:
+        self._publish(hints)
+        if self._announcer is not None:
+            self._announcer.tell(hints)
+
+    async def _notify(self, payloads: Sequence[str]) -> None:
+        """Send notifications, each transaction on its own. Never raises: they are only hints."""
+        try:
+            async with self._pool().connection() as connection:
+                for payload in payloads:
+                    await connection.ask("SELECT pg_notify(%(channel)s, %(payload)s)", channel=self._schema, payload=payload)
+        except psycopg.Error:
+            pass  # whoever did not hear it looks by himself
+
+    async def send_deltas(self, deltas: Sequence[Delta | Reset]) -> None:
+        if self._announcer is not None:
+            self._announcer.stream(deltas)
+
+    def on_delta(self, callback: Callable[[Delta | Reset], None]) -> Callable[[], None]:
+        self._delta_listeners.append(callback)
+        return lambda: self._delta_listeners.remove(callback) if callback in self._delta_listeners else None
+
+    def _publish_delta(self, delta: Delta | Reset) -> None:
+        for listener in list(self._delta_listeners):
+            listener(delta)
+
+
+def _address(dsn: str) -> str:
+    """The address without its secrets.
+
+    Raises:
+        ConfigurationError: It is no address of a Postgres database.
+    """
+    try:
+        parts = conninfo_to_dict(dsn)
+    except psycopg.Error as error:
+        raise ConfigurationError(f"This is no address of a Postgres database: {error}. Write postgresql://user:password@host/database.") from None
+    return make_conninfo("", **{name: value for name, value in parts.items() if name in ("host", "port", "dbname", "user")})
