@@ -41,11 +41,12 @@ from perdure.core.tail import Act, Tail, next_act
 from perdure.core.wait import WaitPoint, WaitWrite
 from perdure.engine import _settle
 from perdure.engine._execution import Execution
+from perdure.engine._facts import Known, StepFacts
 from perdure.engine._history import MessageLog
 from perdure.engine._journal import Write
 from perdure.engine._policy import Policy
 from perdure.engine._retry import Again, GiveUp, Later, Quota, after_model_failure
-from perdure.engine._tools import Known, Rest, StepFacts, Stopped, ToolDesk
+from perdure.engine._tools import Rest, Stopped, ToolDesk
 
 if TYPE_CHECKING:
     from perdure.engine._agents import AgentType

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
-from perdure.agents import ApprovalRequired, Call, CallDeferred, Decision, ModelRetry, NothingCame, ToolFailed
+from perdure.agents import ApprovalRequired, Call, CallDeferred, Decision, ModelRetry, ToolFailed
 from perdure.approvals import ApprovalCall, ApprovalRule
-from perdure.context import CurrentRun, Wait, enter, leave
+from perdure.context import CurrentRun, Wait
 from perdure.core.codec import clean, fingerprint
 from perdure.core.commit import EffectFilter, Park, Release
 from perdure.core.effect import Effect, EffectState, EffectWrite, effect_key
@@ -25,12 +24,15 @@ from perdure.core.errors import ConfigurationError, Conflict, Suspend, Unseriali
 from perdure.core.event import EventWrite
 from perdure.core.limits import EFFECT_GRACE
 from perdure.core.step import StepWrite
-from perdure.core.wait import Resolution, ResolutionKind, WaitPoint, WaitWrite
+from perdure.core.wait import ResolutionKind, WaitPoint, WaitWrite
 from perdure.effects import EffectCall, EffectRule, Happened, HeldEffects
 from perdure.engine._execution import Execution
+from perdure.engine._facts import Known, StepFacts
 from perdure.engine._held import decision, find_twin, question
 from perdure.engine._journal import Write
 from perdure.engine._policy import Policy
+from perdure.engine._position import POSITION, AtWork, Outside, Position
+from perdure.engine._questions import approval_row, read_decision, read_event, unknown_row, wait_row
 
 logger = logging.getLogger("perdure")
 Body = Callable[[], Awaitable[Any]]
@@ -50,37 +52,11 @@ class Stopped(Suspend):
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """An answer that an earlier execution, or this one, already has."""
-
-    outcome: Literal["success", "failed", "retry"]
-    content: Any
-
-    def replay(self) -> Any:
-        if self.outcome == "success":
-            return self.content
-        raise ModelRetry(str(self.content)) if self.outcome == "retry" else ToolFailed(str(self.content))
-
-
-@dataclass(frozen=True, slots=True)
 class Deferral:
     """Why a call has no answer yet: the row that it waits for (None: it stands behind another), and its effect's next state."""
 
     wait: WaitWrite | None = None
     effect: EffectWrite | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class StepFacts:
-    """What the store knew of this step when it was entered."""
-
-    index: int
-    answers: Mapping[int, Known]
-    effects: Mapping[str, Effect]
-    held: Sequence[Effect]
-    waits: Mapping[str, WaitPoint]
-    inherited: bool = False
-    """The response in hand came with the fork: its calls are open in the ancestor too."""
 
 
 class ToolDesk:
@@ -196,9 +172,9 @@ class ToolDesk:
             try:
                 value = await self._bounded(body, self._limit(call, None))
             except Wait as wait:
-                self._deferrals[call.position] = Deferral(self._wait_row(call, wait, question))
+                self._deferrals[call.position] = Deferral(self._wait_row(call, wait))
                 raise CallDeferred from None
-            except _Outside as outside:
+            except Outside as outside:
                 self._deferrals[call.position] = Deferral(outside.row)
                 raise CallDeferred from None
             except (ApprovalRequired, CallDeferred):
@@ -330,7 +306,7 @@ class ToolDesk:
             self._answer(call, self._execution.runtime.now(), Known("failed", text))
             raise ToolFailed(text)
         self._stop_batch(call.position)
-        id = self._execution.runtime.new_id()
+        id = self._new_id()
         self._deferrals[call.position] = Deferral(
             question(twin, call, id=id, key=key, index=facts.index, input=clean(call.args or {}), input_hash=mine)
         )
@@ -382,7 +358,7 @@ class ToolDesk:
                 value = await self._bounded(body, limit)
             except Wait as wait:
                 self._stop_batch(call.position)
-                self._deferrals[call.position] = Deferral(self._wait_row(call, wait, f"wait:{call.position}"), _not_sent(row))
+                self._deferrals[call.position] = Deferral(self._wait_row(call, wait), _not_sent(row))
                 raise CallDeferred from None
             except (ApprovalRequired, CallDeferred):
                 self._stop_batch(call.position)
@@ -511,76 +487,27 @@ class ToolDesk:
         external = self._facts.waits.get(f"wait:{call.position}")
         if external is not None and external.resolution is not None:
             return Decision(approved=True, answered=True, result=external.resolution.value)
-        self._deferrals[call.position] = Deferral(self._approval_row(call, question))
+        rule, run = self._policy(call).approval or ApprovalRule(), self._execution.run
+        row = approval_row(
+            call, rule, id=self._new_id(), index=self._facts.index, now=self._execution.store_now(), requester=run.labels.get("requester")
+        )
+        self._deferrals[call.position] = Deferral(row)
         if self._policy(call).effect is not None:
             self._stop_batch(call.position)
         return None
 
-    def _approval_row(self, call: Call, question: str) -> WaitWrite:
-        rule = self._policy(call).approval or ApprovalRule()
-        run = self._execution.run
-        now = self._execution.store_now()
-        shown = clean(call.args or {})
-        return WaitWrite(
-            id=self._execution.runtime.new_id(),
-            kind="approval",
-            question=question,
-            index=self._facts.index,
-            tool=call.name,
-            tool_call_id=call.id,
-            position=call.position,
-            input=shown,
-            input_hash=fingerprint(shown),
-            expires_at=None if rule.within is None else now + rule.within,
-            on_expiry=rule.on_expiry,
-            warn_at=None if rule.within is None or rule.warn_at is None else now + rule.within * rule.warn_at,
-            data={"schema": call.schema, "policy": rule.policy(run.labels.get("requester")), "decisions": ["approve", "deny"]},
-        )
-
-    def _wait_row(self, call: Call, wait: Wait, question: str) -> WaitWrite:
-        now = self._execution.store_now()
-        until = now + wait.until_ if isinstance(wait.until_, timedelta) else wait.until_
-        return WaitWrite(
-            id=self._execution.runtime.new_id(),
-            kind="timer" if wait.kind == "timer" else "event",
-            question=question,
-            index=self._facts.index,
-            tool=call.name,
-            tool_call_id=call.id,
-            position=call.position,
-            name=wait.name,
-            child=wait.child,
-            expires_at=until,
-        )
+    def _wait_row(self, call: Call, wait: Wait) -> WaitWrite:
+        return wait_row(call, wait, id=self._new_id(), index=self._facts.index, now=self._execution.store_now())
 
     def _unknown_row(self, row: EffectWrite, effect: Effect | None) -> WaitWrite:
-        worker = effect.worker if effect is not None else self._execution.run.lease_owner
-        started = effect.started_at if effect is not None else None
-        return WaitWrite(
-            id=self._execution.runtime.new_id(),
-            kind="effect",
-            question=f"effect:{row.key}",
-            index=row.index,
-            tool=row.tool,
-            tool_call_id=row.tool_call_id,
-            position=row.position,
-            effect_key=row.key,
-            input=row.input,
-            input_hash=row.input_hash,
-            data={
-                "worker": worker,
-                "started_at": started.isoformat() if started else None,
-                "error": row.error,
-                "decisions": ["done", "run", "fail"],
-            },
-        )
+        return unknown_row(row, effect, id=self._new_id(), owner=self._execution.run.lease_owner)
 
     async def outside(self, name: str, ask: Callable[[str], Awaitable[Any]], timeout: timedelta | None) -> Any:
         """A wait inside a plain tool's body, for Pydantic AI's external events.
 
         The token is the same whenever the body runs again, and its answer goes to the run's inbox: one that comes before the row is not lost.
         """
-        at = _position.get()
+        at = POSITION.get()
         if at is None or at.effect:
             raise ConfigurationError(
                 "Waiting inside an effect tool would run its first lines again. End the tool with `raise Wait.event(…)` instead."
@@ -591,13 +518,13 @@ class ToolDesk:
         question = f"outside:{at.call.position}:{at.waits}"
         row = self._facts.waits.get(question)
         if row is not None and row.resolution is not None and row.resolution.kind is not ResolutionKind.CANCELLED:
-            return _came(row.resolution, name)
+            return read_event(row.resolution, name)
         answer = await ask(f"{run.id}/{event}")
         if answer is not None:
             return answer
         now = self._execution.store_now()
         waits = WaitWrite(
-            id=self._execution.runtime.new_id(),
+            id=self._new_id(),
             kind="event",
             question=question,
             index=self._facts.index,
@@ -608,11 +535,11 @@ class ToolDesk:
             expires_at=None if timeout is None else now + timeout,
             data={"event": name, "token": f"{run.id}/{event}"},
         )
-        raise _Outside(waits)
+        raise Outside(waits)
 
     def child_key(self, current: CurrentRun) -> str:
         """The key of the next child run that the call at work starts."""
-        at = _position.get()
+        at = POSITION.get()
         if at is None:
             raise ConfigurationError("start() of a child run works inside a tool.")
         at.children += 1
@@ -633,6 +560,9 @@ class ToolDesk:
             self._behind = position
 
     # ── small things ───────────────────────────────────────────────────────────────────────────────────────
+    def _new_id(self) -> str:
+        return self._execution.runtime.new_id()
+
     def _go_on(self) -> None:
         if self._execution.stop.reason is not None:
             raise Stopped
@@ -670,8 +600,9 @@ class ToolDesk:
         raise TimeoutError(f"longer than {limit:g} s")
 
     async def _pause(self, seconds: float) -> None:
-        stop = asyncio.ensure_future(self._execution.stop.wait())
-        pause = self._execution.runtime.spawn(self._execution.runtime.sleep(seconds), name="back-off")
+        runtime = self._execution.runtime
+        stop = runtime.spawn(self._execution.stop.wait(), name="stop")
+        pause = runtime.spawn(runtime.sleep(seconds), name="back-off")
         try:
             await asyncio.wait({stop, pause}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -735,72 +666,16 @@ class ToolDesk:
             finished_at=self._execution.runtime.now(),
         )
 
-    def _at_work(self, call: Call, key: str | None, attempt: int) -> _AtWork:
+    def _at_work(self, call: Call, key: str | None, attempt: int) -> AtWork:
         self._execution.doing(self._facts.index, f"tool {call.name}")
         current = replace(self._current, step=self._facts.index, key=key, tool=call.name, attempt=attempt)
-        return _AtWork(current, _Position(call, effect=key is not None))
-
-
-@dataclass(eq=False)
-class _Position:
-    """Which call a body works for, and what it has asked for so far."""
-
-    call: Call
-    effect: bool
-    waits: int = 0
-    children: int = 0
-
-
-_position: ContextVar[_Position | None] = ContextVar("perdure_position", default=None)
-
-
-class _Outside(Suspend):
-    """A body waits for something outside."""
-
-    def __init__(self, row: WaitWrite) -> None:
-        super().__init__(f"this tool waits for {row.data['event']}")
-        self.row = row
-
-
-class _AtWork:
-    """The current run and call, while a body runs."""
-
-    def __init__(self, current: CurrentRun, position: _Position) -> None:
-        self._current, self._position = current, position
-
-    def __enter__(self) -> None:
-        self._tokens = enter(self._current), _position.set(self._position)
-
-    def __exit__(self, *exc: object) -> None:
-        leave(self._tokens[0])
-        _position.reset(self._tokens[1])
-
-
-def _came(resolution: Resolution, name: str) -> Any:
-    if resolution.kind is ResolutionKind.EXPIRED:
-        raise NothingCame(f"Nothing came for {name!r} in time.")
-    value = resolution.value
-    if isinstance(value, dict) and (error := cast(dict[str, Any], value).get("perdure-error")):
-        raise NothingCame(str(error))
-    return cast(Any, value)
+        return AtWork(current, Position(call, effect=key is not None))
 
 
 def _not_sent(row: EffectWrite) -> EffectWrite:
     """Planned again by who knows that nothing went out. After a first try that is true of its input too; an earlier try may have sent it."""
     planned = replace(row, state=EffectState.PLANNED)
     return planned if row.try_no > 1 else replace(planned, input=None, input_hash=None)
-
-
-def read_decision(row: WaitPoint) -> Decision:
-    """A closed approval row as the session takes it."""
-    resolution = row.resolution
-    assert resolution is not None
-    if resolution.kind is ResolutionKind.EXPIRED:
-        return Decision(approved=False, message="The request for approval lapsed: nobody answered in time. Nothing was done.")
-    if resolution.decision == "approve":
-        return Decision(approved=True, args=resolution.value)
-    reason = f" Reason: {resolution.reason}" if resolution.reason else ""
-    return Decision(approved=False, message=f"The request for approval was denied.{reason}")
 
 
 def describe(error: BaseException) -> str:
