@@ -483,9 +483,17 @@ class AgentJob:
         self._session = await stack.enter_async_context(
             self._agent.session(self, self._execution, self._current, history, start=loaded is None, since=since)
         )
-        if run.version is not None and self._agent.version is not None and run.version != self._agent.version:
-            event = EventWrite("version.changed", {"from": run.version, "to": self._agent.version})
-            await self._journal.write(Write(events=(event,), version=self._agent.version))
+        if (changed := self._changed()) is not None:
+            await self._journal.write(Write(events=(EventWrite("version.changed", changed),), version=self._agent.version))
+
+    def _changed(self) -> dict[str, Any] | None:
+        """What differs between the agent that wrote the checkpoint and the one that goes on from it (V1): the run goes on, and says so."""
+        before, agent, stored = self._run.version, self._agent, self._loaded.checkpoint
+        version = before is not None and agent.version is not None and before != agent.version
+        tools = stored is not None and stored.tools_hash is not None and stored.tools_hash != agent.tools_hash
+        if not version and not tools:
+            return None
+        return {**({"from": before, "to": agent.version} if version else {}), "tools": tools}
 
     async def _thread_history(self, history: list[Any]) -> int:
         """Put the thread's messages before a new run's own (G3), and say how many they are."""
