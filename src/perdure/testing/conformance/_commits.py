@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
@@ -11,13 +12,13 @@ import pytest
 
 from perdure.core.budget import Usage
 from perdure.core.checkpoint import CheckpointWrite
-from perdure.core.commit import Commit, Outcome, Park, Release, Settle
+from perdure.core.commit import Commit, Outcome, Park, Release, Resolve, Settle, Signal
 from perdure.core.effect import EffectState
 from perdure.core.errors import Conflict, RunNotFoundError
 from perdure.core.event import EventWrite
 from perdure.core.run import RunError, RunStatus
 from perdure.core.step import StepWrite
-from perdure.testing.conformance._bench import DRAIN, LATER, Bench, approval, effect, new_run, wait_row
+from perdure.testing.conformance._bench import DRAIN, LATER, Bench, approval, effect, new_run, said, wait_row
 from perdure.testing.conformance._kit import Conformance, Kit
 
 FULL: dict[str, Any] = {
@@ -333,3 +334,26 @@ class CommitConformance(Conformance):
                 assert [each.state for each in loaded.effects] == [EffectState.UNKNOWN, EffectState.UNKNOWN]
                 assert [(wait.kind, wait.row.effect_key, wait.open) for wait in loaded.waits] == [("effect", ask.key, True)]
                 assert status is (ending.status if isinstance(ending, Settle) else RunStatus.WAITING)
+
+    async def test_writes_at_once_leave_no_gap_in_the_numbers(self, kit: Kit) -> None:
+        """The owner commits, the world signals and a person answers, through two handles: one log, in one order."""
+        async with kit.open() as one, kit.open() as two:
+            bench = Bench(one)
+            owner = await bench.start()
+            await owner.commit(waits=tuple(wait_row(f"e{at}", kind="event", name="paid") for at in range(10)))
+            await owner.commit(waits=tuple(approval(f"w{at}") for at in range(10)))
+            told: dict[int, int] = {}
+
+            async def commits() -> None:
+                for at in range(20):
+                    told[at] = (await owner.commit(events=(EventWrite("log", {"n": at}),), steps=(StepWrite("tool", 1, f"t{at}"),))).first_event
+
+            signals = [two.signal(Signal(f"s{at}", "r1", "paid", at)) for at in range(10)]
+            words = [two.resolve(Resolve(f"w{at}", said())) for at in range(10)]
+            await asyncio.gather(commits(), *signals, *words)
+            events, steps = await one.events("r1"), await one.steps("r1")
+            assert [event.seq for event in events] == list(range(1, len(events) + 1))
+            assert [step.seq for step in steps] == list(range(1, len(steps) + 1))
+            assert {event.data["n"]: event.seq for event in events if event.type == "log"} == told
+            assert [step.kind for step in steps].count("wait") == 20
+            assert (await owner.commit(ending=Park())).status is RunStatus.PENDING

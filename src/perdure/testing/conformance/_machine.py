@@ -331,7 +331,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._waits)
     @rule(data=st.data(), lost=LOST)
     def resolve(self, data: st.DataObject, lost: bool) -> None:
-        wait = data.draw(st.sampled_from([*self._waits, *[wait for wait in self._waits if wait.open] * 3]), label="row")
+        wait = data.draw(st.sampled_from([*self._waits, *[wait for wait in self._waits if wait.open] * 8]), label="row")
         answer = Resolution(
             data.draw(st.sampled_from([ResolutionKind.ANSWER] * 4 + [ResolutionKind.EVENT, ResolutionKind.EXPIRED])),
             data.draw(st.sampled_from([*WORDS.get(wait.kind, (None,)) * 3, *("approve", "fail", None)]), label="word"), data.draw(st.sampled_from([None, {"max_steps": 9}])),

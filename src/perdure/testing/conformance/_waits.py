@@ -14,7 +14,7 @@ from perdure.core.effect import EffectState
 from perdure.core.errors import WaitNotFoundError
 from perdure.core.run import RunStatus
 from perdure.core.wait import Resolution, ResolutionKind
-from perdure.testing.conformance._bench import LATER, Bench, approval, effect, new_run, said, wait_row
+from perdure.testing.conformance._bench import LATER, Bench, Owner, approval, effect, new_run, said, wait_row
 from perdure.testing.conformance._kit import Conformance, Kit
 
 SOON = timedelta(minutes=10)
@@ -406,6 +406,25 @@ class WaitConformance(Conformance):
             await owner.park(wait_row("w1", kind="event", child="r2"), children=(new_run("r2"),))
             await bench.cancel("r2")
             assert await bench.status("r1") is RunStatus.PENDING
+
+    async def test_parents_and_children_that_write_at_once_do_not_stop_each_other(self, kit: Kit) -> None:
+        """Both take the parent's row first, so nobody waits for the other's."""
+        async with kit.open() as one, kit.open() as two:
+            bench = Bench(one)
+            owners = [await bench.start(f"p{at}") for at in range(5)]
+            for at, owner in enumerate(owners):
+                await owner.commit(waits=(wait_row(f"w{at}", kind="event", child=f"c{at}"),), children=(new_run(f"c{at}"),))
+            children = [await Bench(two).own(f"c{at}") for at in range(5)]
+
+            async def parent(owner: Owner) -> None:
+                for _ in range(4):
+                    await owner.commit()
+                await owner.commit(ending=Park())
+
+            async with asyncio.timeout(60):
+                await asyncio.gather(*(parent(owner) for owner in owners), *(child.complete() for child in children))
+            assert [await bench.status(f"p{at}") for at in range(5)] == [RunStatus.PENDING] * 5
+            assert [(await bench.wait(f"w{at}")).open for at in range(5)] == [False] * 5
 
     async def test_a_top_up_raises_the_budget_and_wakes(self, kit: Kit) -> None:
         """The named limits change, the others stay."""  # case K3
