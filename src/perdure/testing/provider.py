@@ -17,7 +17,7 @@ import hashlib
 import json
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self, cast
 
 from pydantic_ai.exceptions import ModelHTTPError
 
@@ -52,6 +52,9 @@ from perdure.testing.models import Reply
 if TYPE_CHECKING:
     from pydantic_ai.models.anthropic import AnthropicModel
     from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+
+LOOPBACK: Final[dict[str, Any]] = {"verify": False, "trust_env": False}
+"""For the client libraries' own HTTP clients: no certificates to load (there is no TLS here), and no proxy between two ends of one machine."""
 
 WireName = Literal["openai-chat", "openai-responses", "anthropic"]
 
@@ -193,19 +196,19 @@ class ProviderServer:
 
     def anthropic_model(self, name: str = "claude-sonnet-4-6", **model: Any) -> AnthropicModel:
         """The real model over the real `anthropic` client. Needs the extra `anthropic`."""
-        from anthropic import AsyncAnthropic
+        from anthropic import AsyncAnthropic, DefaultAsyncHttpxClient
         from pydantic_ai.models.anthropic import AnthropicModel
         from pydantic_ai.providers.anthropic import AnthropicProvider
 
-        client = AsyncAnthropic(base_url=self.base_url, api_key="loopback")
+        client = AsyncAnthropic(base_url=self.base_url, api_key="loopback", http_client=DefaultAsyncHttpxClient(**LOOPBACK))
         self._clients.append(client.close)
         return AnthropicModel(name, provider=AnthropicProvider(anthropic_client=client), **model)
 
     def _openai(self) -> Any:
-        from openai import AsyncOpenAI
+        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
         from pydantic_ai.providers.openai import OpenAIProvider
 
-        client = AsyncOpenAI(base_url=f"{self.base_url}/v1", api_key="loopback")
+        client = AsyncOpenAI(base_url=f"{self.base_url}/v1", api_key="loopback", http_client=DefaultAsyncHttpxClient(**LOOPBACK))
         self._clients.append(client.close)
         return OpenAIProvider(openai_client=client)
 
