@@ -60,7 +60,7 @@ class Output:
 
         On the level of file descriptors, because a tool may start programs of its own.
         """
-        if self.rich:
+        if self.rich or sys.stdout is not sys.__stdout__:
             return
         sys.stdout.flush()
         ours = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace", buffering=1)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Final, Optional
@@ -21,7 +22,7 @@ from perdure.cli._options import App, Attach, Json, RunName, StoreOption
 from perdure.cli._output import Output
 from perdure.cli._signals import stop_on_signals
 from perdure.cli._watch import Watcher, headline
-from perdure.core.errors import InvalidTrigger, StoreUnavailable
+from perdure.core.errors import InvalidTrigger, StoreError, StoreUnavailable
 from perdure.core.run import Run
 from perdure.core.runtime import run_main
 from perdure.engine import DurableAgent, Engine, RunHandle
@@ -164,11 +165,12 @@ async def carry(engine: Engine, run: Run, output: Output, here: Here, *, wait: b
     watcher = Watcher(engine, run, output, here, until_waiting=not wait, takes=True)
     runtime = engine.runtime
     stopped = asyncio.Event()
-    with stop_on_signals(stopped.set):
-        tasks = [
+    with stop_on_signals(stopped.set), _hopeless(engine) as hopeless:
+        tasks: list[asyncio.Future[Any]] = [
             runtime.spawn(watcher.watch(), name="perdure-watch"),
             runtime.spawn(_take(engine, run.id), name="perdure-take"),
             runtime.spawn(stopped.wait(), name="perdure-stop"),
+            hopeless,
         ]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -180,8 +182,26 @@ async def carry(engine: Engine, run: Run, output: Output, here: Here, *, wait: b
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.wait(tasks)
+            # Each is asked for its end, so that none complains of not having been asked.
+            for task in (await asyncio.wait(tasks))[0]:
+                _ = None if task.cancelled() else task.exception()
     return await watcher.close()
+
+
+@contextmanager
+def _hopeless(engine: Engine) -> Generator[asyncio.Future[None]]:
+    """Fails with an error of the store that trying again does not mend: a full disk, a file that became read-only."""
+    failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def hear(error: BaseException) -> None:
+        if isinstance(error, StoreError) and not isinstance(error, StoreUnavailable) and not failed.done():
+            failed.set_exception(error)
+
+    off = engine.on("error", hear)
+    try:
+        yield failed
+    finally:
+        off()
 
 
 async def _take(engine: Engine, run_id: str) -> None:
