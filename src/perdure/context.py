@@ -45,7 +45,8 @@ class CurrentRun:
     """The run that this code works for.
 
     `key` is the idempotency key of the tool call in hand, the same over crashes, resumes and replicas, or None outside a tool. `input` is the validated payload.
-    `attempt` counts the declared tries of this call, from 1.
+    `attempt` counts the declared tries of this call, from 1. `epoch` is the fencing number of this execution's claim: it only ever rises, so a resource that
+    refuses a lower one than it has seen is safe from an owner that was taken for dead.
     """
 
     id: str
@@ -58,6 +59,7 @@ class CurrentRun:
     artifacts: Artifacts
     write_log: Callable[[str, str, dict[str, Any]], None]
     launch: Callable[[CurrentRun, str, Any, dict[str, Any]], Awaitable[str]]
+    epoch: int = 0
     key: str | None = None
     tool: str | None = None
     attempt: int = 1

@@ -475,6 +475,7 @@ class AgentJob:
             artifacts=RunArtifacts(self._execution.store),
             write_log=self._execution.log,
             launch=self._launch,
+            epoch=run.epoch,
         )
         loaded = self._loaded.checkpoint
         self._message_log = MessageLog(encode, loaded, history, version=self._agent.version, tools_hash=self._agent.tools_hash)
