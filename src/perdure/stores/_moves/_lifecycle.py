@@ -89,7 +89,7 @@ def tally(done: Sequence[tuple[str, Head | None]], next_due: datetime | None) ->
 
 def list_due(work: Work, ask: SweepRequest) -> Program[Sequence[Due]]:
     """What a pass should look at, at most `limit` of each kind."""
-    now = yield from work.clock()
+    now = yield from work.clock()  # not the last word: each is looked at again under its lock
     bounds = {"now": now, "limit": ask.limit}
     leases, waits, deadlines = yield from work.read(
         Query("list_expired_leases", bounds), Query("list_expired_waits", bounds), Query("list_passed_deadlines", bounds)

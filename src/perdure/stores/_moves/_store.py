@@ -62,6 +62,10 @@ class SqlStore(ABC):
     async def _read(self, verb: Verb[T]) -> T:
         """Drive a program that only reads, as of one moment."""
 
+    @abstractmethod
+    async def _look(self, verb: Verb[T]) -> T:
+        """Drive a program that reads one batch, each query as of its own moment: for what needs no more than that."""
+
     # ── moves ──────────────────────────────────────────────────────────────────────────────────────────────
     async def admit(self, new: NewRun) -> Admitted:
         return await self._write(lambda work: _admit.admit(work, new))
@@ -89,11 +93,11 @@ class SqlStore(ABC):
 
     async def sweep(self, request: SweepRequest) -> Swept:
         # Each in a transaction of its own: one bad run never ends a pass.
-        due = await self._read(lambda work: _lifecycle.list_due(work, request))
+        due = await self._look(lambda work: _lifecycle.list_due(work, request))
         done: list[tuple[str, _lifecycle.Head | None]] = []
         for each in due:
             done.append((each.run_id, await self._write(partial(_lifecycle.sweep, due=each, deaths_max=request.deaths_max))))
-        return _lifecycle.tally(done, await self._read(_lifecycle.next_due))
+        return _lifecycle.tally(done, await self._look(_lifecycle.next_due))
 
     async def signal(self, signal: Signal) -> bool:
         return await self._write(lambda work: _resolve.signal(work, signal))
@@ -115,13 +119,13 @@ class SqlStore(ABC):
 
     # ── reads ──────────────────────────────────────────────────────────────────────────────────────────────
     async def now(self) -> datetime:
-        return await self._read(_reads.now)
+        return await self._look(_reads.now)
 
     async def load(self, run_id: str) -> Loaded:
         return await self._read(lambda work: _reads.load(work, run_id))
 
     async def get(self, run_id: str) -> Run | None:
-        return await self._read(lambda work: _reads.get(work, run_id))
+        return await self._look(lambda work: _reads.get(work, run_id))
 
     async def find(self, agent: str, key: str) -> Run | None:
         return await self._read(lambda work: _reads.find(work, agent, key))
@@ -130,25 +134,25 @@ class SqlStore(ABC):
         return await self._read(lambda work: _reads.runs(work, where))
 
     async def counts(self, agent: str | None = None) -> dict[str, int]:
-        return await self._read(lambda work: _reads.counts(work, agent))
+        return await self._look(lambda work: _reads.counts(work, agent))
 
     async def steps(self, run_id: str, *, after: int = 0, limit: int = 1_000) -> Sequence[Step]:
-        return await self._read(lambda work: _reads.steps(work, run_id, after, limit))
+        return await self._look(lambda work: _reads.steps(work, run_id, after, limit))
 
     async def events(self, run_id: str, *, after: int = 0, limit: int = 1_000) -> Sequence[Event]:
-        return await self._read(lambda work: _reads.events(work, run_id, after, limit))
+        return await self._look(lambda work: _reads.events(work, run_id, after, limit))
 
     async def checkpoint(self, run_id: str, *, generation: int | None = None, index: int | None = None) -> Checkpoint | None:
         return await self._read(lambda work: _reads.checkpoint(work, run_id, generation, index))
 
     async def waits(self, where: WaitFilter) -> Sequence[WaitPoint]:
-        return await self._read(lambda work: _reads.waits(work, where))
+        return await self._look(lambda work: _reads.waits(work, where))
 
     async def wait(self, wait_id: str) -> WaitPoint | None:
-        return await self._read(lambda work: _reads.wait(work, wait_id))
+        return await self._look(lambda work: _reads.wait(work, wait_id))
 
     async def effects(self, where: EffectFilter) -> Sequence[Effect]:
-        return await self._read(lambda work: _reads.effects(work, where))
+        return await self._look(lambda work: _reads.effects(work, where))
 
     # ── artifacts ──────────────────────────────────────────────────────────────────────────────────────────
     async def put_artifact(self, data: bytes, *, media_type: str, filename: str | None = None) -> Artifact:
@@ -156,7 +160,7 @@ class SqlStore(ABC):
         return await self._write(lambda work: _reads.put_artifact(work, artifact, data))
 
     async def get_artifact(self, artifact_id: str) -> tuple[Artifact, bytes]:
-        return await self._read(lambda work: _reads.get_artifact(work, artifact_id))
+        return await self._look(lambda work: _reads.get_artifact(work, artifact_id))
 
     # ── hints ──────────────────────────────────────────────────────────────────────────────────────────────
     def on_hint(self, callback: Callable[[Hint], None]) -> Callable[[], None]:

@@ -23,6 +23,9 @@ MIGRATIONS: Final = load_migrations("perdure.stores.postgres")
 SCHEMA: Final = len(MIGRATIONS)
 """The newest schema that this version knows."""
 
+Bound = tuple[Statement, Mapping[str, Any]]
+"""A statement and its parameters."""
+
 _OURS: Final = re.compile(r"\bperdure\.")
 _WRITING: Final = Statement.of("begin", "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
 _READING: Final = Statement.of("begin_read", "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -61,39 +64,40 @@ class Connection:
         answer, _ = await self._transaction(_READING, verb)
         return answer
 
+    async def look(self, verb: Verb[T]) -> T:
+        """Drive a program that reads, each query as of its own moment: no transaction, so no round trip for its end."""
+        answer, _ = await self._drive([], verb, [])
+        return answer
+
     async def _transaction(self, begin: Statement, verb: Verb[T]) -> tuple[T, set[Hint]]:
         try:
-            return await self._drive(begin, verb)
-        except psycopg.errors.FeatureNotSupported:
-            # A table has changed under a prepared statement; another session prepares it anew.
-            self.finish()
-            raise
+            return await self._drive([(begin, {})], verb, [(_COMMIT, {})])
         except BaseException:
             await self._roll_back()
             raise
 
-    async def _drive(self, begin: Statement, verb: Verb[T]) -> tuple[T, set[Hint]]:
+    async def _drive(self, begin: Sequence[Bound], verb: Verb[T], end: Sequence[Bound]) -> tuple[T, set[Hint]]:
         work = Work(self._codec)
         program = verb(work)
-        before: list[tuple[Statement, Mapping[str, Any]]] = [(begin, {})]
         try:
             batch = next(program)
             while True:
-                answers = await self._ask(before, batch)
-                before = []
+                answers = await self._ask(begin, batch)
+                begin = []
                 batch = program.send(answers)
         except StopIteration as stop:
-            last = [self._bound(query) for query in work.finish()]
-            await self._wire.exchange([*before, *last, (_COMMIT, {})])
+            last = [*begin, *(self._bound(query) for query in work.finish()), *end]
+            if last:
+                await self._wire.exchange(last)
             return stop.value, work.hints
 
-    async def _ask(self, before: Sequence[tuple[Statement, Mapping[str, Any]]], batch: Sequence[Query]) -> Sequence[Rows]:
+    async def _ask(self, before: Sequence[Bound], batch: Sequence[Query]) -> Sequence[Rows]:
         asked = [query for query in batch if query.name != NOTHING.name]
         answers = await self._wire.exchange([*before, *(self._bound(query) for query in asked)])
         rows = iter(answers[len(before) :])
         return [() if query.name == NOTHING.name else next(rows) for query in batch]
 
-    def _bound(self, query: Query) -> tuple[Statement, Mapping[str, Any]]:
+    def _bound(self, query: Query) -> Bound:
         return self._statements[query.name], query.params
 
     async def _roll_back(self) -> None:

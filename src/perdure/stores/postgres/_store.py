@@ -130,8 +130,8 @@ class PostgresStore(SqlStore):
         Raises:
             SchemaTooNew: A newer Perdure made it.
         """
-        [row] = await connection.ask("SELECT to_regclass(%(meta)s) AS meta", meta=f'"{self._schema}".meta')
-        if row["meta"] is None:
+        # Asked of the catalogue's tables: `to_regclass` would answer from a cache that does not see what was made while we waited for the lock.
+        if not await connection.ask("SELECT 1 FROM pg_catalog.pg_tables WHERE schemaname = %(schema)s AND tablename = 'meta'", schema=self._schema):
             return 0
         [row] = await connection.ask(in_schema("SELECT value FROM perdure.meta WHERE name = 'schema'", self._schema))
         found: int = row["value"]
@@ -159,6 +159,9 @@ class PostgresStore(SqlStore):
 
     async def _read(self, verb: Verb[T]) -> T:
         return await self._call(lambda connection: connection.read(verb))
+
+    async def _look(self, verb: Verb[T]) -> T:
+        return await self._call(lambda connection: connection.look(verb))
 
     async def _call(self, work: Callable[[Connection], Awaitable[T]]) -> T:
         """Use a connection of this loop for one transaction, again and again while others are in its way or the server is away.

@@ -114,7 +114,11 @@ class Wire:
             answers.append(answer := next(remaining))
             refused = refused or (None if _fine(answer) else answer)
         if refused is not None:
-            raise pg.error_from_result(refused)
+            error = pg.error_from_result(refused)
+            if isinstance(error, pg.FeatureNotSupported):
+                # A table has changed under a prepared statement: another session prepares it anew.
+                self._raw.pgconn.finish()
+            raise error
         return answers
 
     def _send(self, pgconn: PGconn, statement: Statement, params: Mapping[str, Any]) -> bool:

@@ -118,6 +118,9 @@ class SqliteStore(SqlStore):
     async def _read(self, verb: Verb[T]) -> T:
         return await self._opened(self._reader).read(verb)
 
+    async def _look(self, verb: Verb[T]) -> T:
+        return await self._read(verb)
+
 
 def _claim_alone(work: Work, request: ClaimRequest, path: Path) -> Program[Sequence[Run]]:
     """A claim, unless a worker of another machine is alive on this file: file locks don't hold between machines."""
