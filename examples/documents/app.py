@@ -72,10 +72,10 @@ def build(office: Office, witness: Witness = lambda job, phase: None) -> list[Ph
         witness(ctx.job_id, "extract")
         path = Path(ctx.state.path)
         try:
-            pages = read(path)
+            pages, digest = read(path), digest_of(path)
         except (PaperError, FileNotFoundError) as error:
             return Error(str(error))
-        case = replace(ctx.state, digest=hashlib.sha256(path.read_bytes()).hexdigest())
+        case = replace(ctx.state, digest=digest)
         for done in range(len(case.pages), len(pages)):
             case = replace(case, pages=pages[: done + 1])
             await ctx.save_state(case)
@@ -117,6 +117,11 @@ def build(office: Office, witness: Witness = lambda job, phase: None) -> list[Ph
     classify = build_agent_phase(clerk(witness), max_turns=6, name="classify", then=classified)
     again = RetryPolicy(attempts=3, on=(OSError,))
     return [Phase("extract", extract), classify, Phase("draft", draft), Phase("review", review), Phase("archive", archive, retry=again)]
+
+
+def digest_of(path: Path) -> str:
+    """What names a document by its content."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def template(kind: str) -> str:

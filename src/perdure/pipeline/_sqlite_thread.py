@@ -1,4 +1,4 @@
-"""One SQLite connection on one thread, with group commit: what waits at the same moment shares one fsync."""
+"""SQLite on one thread, with group commit: what waits at the same moment shares one fsync."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Work:
 
 
 class SqliteThread:
-    """Runs work on the connection in order. A call answers once its transaction is committed; one that raises takes nothing else with it.
+    """Runs work in order. A call answers once its transaction is committed; one that raises takes nothing else with it.
 
     `access="write"` may be lost with the machine, never with the process: a claim that only matters while its process lives costs no fsync.
     """
@@ -40,8 +40,7 @@ class SqliteThread:
         self._path, self._prepare, self._runtime = str(path), prepare, runtime
         self._full: Sync = synchronous
         self._lane: Lane | None = None
-        self._connection: sqlite3.Connection | None = None
-        self._sync = ""
+        self._connections: dict[Sync, sqlite3.Connection] = {}
         self._queue: deque[_Work] = deque()
 
     async def call(self, do: Callable[[sqlite3.Connection], T], access: Access = "durable") -> T:
@@ -75,8 +74,7 @@ class SqliteThread:
 
     def _run(self, batch: list[_Work]) -> None:
         try:
-            connection = self._open()
-            answers = self._transaction(connection, batch)
+            answers = self._transaction(self._open(self._sync_of(batch)), batch)
         except Exception as error:
             if len(batch) > 1:
                 # The whole group failed: each is tried alone, so that every caller hears of its own failure only.
@@ -89,8 +87,6 @@ class SqliteThread:
             _answer(work, answer)
 
     def _transaction(self, connection: sqlite3.Connection, batch: list[_Work]) -> list[Any]:
-        durable = any(work.access == "durable" for work in batch)
-        self._choose(connection, self._full if durable else "NORMAL")
         connection.execute("BEGIN" if all(work.access == "read" for work in batch) else "BEGIN IMMEDIATE")
         try:
             answers = [work.do(connection) for work in batch] if len(batch) == 1 else [self._apart(connection, work) for work in batch]
@@ -111,27 +107,26 @@ class SqliteThread:
         connection.execute("RELEASE one")
         return answer
 
-    def _choose(self, connection: sqlite3.Connection, sync: Sync) -> None:
-        if sync != self._sync:
-            connection.execute(f"PRAGMA synchronous={sync}")
-            self._sync = sync
+    def _sync_of(self, batch: list[_Work]) -> Sync:
+        return self._full if any(work.access == "durable" for work in batch) else "NORMAL"
 
-    def _open(self) -> sqlite3.Connection:
-        if self._connection is None:
+    def _open(self, sync: Sync) -> sqlite3.Connection:
+        # One connection for each, not one that is switched: a repeated `PRAGMA synchronous` comes from the statement cache, where it does nothing.
+        if sync not in self._connections:
             connection = sqlite3.connect(self._path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
             try:
                 _use_wal(connection)
+                connection.execute(f"PRAGMA synchronous={sync}")
                 self._prepare(connection)
             except BaseException:
                 connection.close()
                 raise
-            self._connection = connection
-        return self._connection
+            self._connections[sync] = connection
+        return self._connections[sync]
 
     def _close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection, self._sync = None, ""
+        while self._connections:
+            self._connections.popitem()[1].close()
 
 
 def _use_wal(connection: sqlite3.Connection) -> None:
