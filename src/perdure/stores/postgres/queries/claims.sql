@@ -6,7 +6,7 @@ SELECT r.*, b.trigger, b.budget, b.labels, b.output, b.error FROM perdure.run r 
 -- Runs whose time has come join those that can be claimed.
 -- Some at a time, and none that another claim is at.
 UPDATE perdure.run SET due_at = NULL
-WHERE seq IN (SELECT seq FROM perdure.run WHERE due_at <= %(now)s ORDER BY due_at LIMIT 1000 FOR UPDATE SKIP LOCKED)
+WHERE seq = ANY (ARRAY(SELECT seq FROM perdure.run WHERE due_at <= %(now)s ORDER BY due_at LIMIT 1000 FOR UPDATE SKIP LOCKED))
 
 -- name: list_claimable
 -- The first runs of an agent that may be claimed now, in the order of the claim.
