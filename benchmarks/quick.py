@@ -15,7 +15,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,10 @@ async def durable(url: str, steps: int) -> tuple[float, int]:
     return seconds, history
 
 
+def _run(work: Callable[[int], Coroutine[Any, Any, None]], steps: int) -> None:
+    asyncio.run(work(steps))
+
+
 def line(label: str, values: list[float], unit: str = "", target: str = "") -> None:
     low, middle, high = min(values), statistics.median(values), max(values)
     print(f"  {label:<58} {middle:8.2f}{unit:<4} ({low:.2f} … {high:.2f})  {target}", flush=True)
@@ -58,8 +63,8 @@ def overhead(rounds: int, sizes: list[int]) -> None:
         size = 0.0
         for number in range(rounds + 1):
             with tempfile.TemporaryDirectory() as folder:
-                bare_s = timed(lambda: asyncio.run(bare(steps)))
-                floor_s = timed(lambda: sqlite_two_commits(Path(folder) / "floor.db", steps))  # noqa: B023
+                bare_s = timed(partial(_run, bare, steps))
+                floor_s = timed(partial(sqlite_two_commits, Path(folder) / "floor.db", steps))
                 path = Path(folder) / "perdure.db"
                 ours_s, history = asyncio.run(durable(f"sqlite:///{path}", steps))
                 size = path.stat().st_size / history

@@ -27,11 +27,13 @@ def block(seconds: float) -> None:
 async def test_a_blocked_loop_keeps_its_lease_and_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Renewal has a thread of its own; the warning names the tool. # case H3"""
     ran: list[str] = []
+    begun = threading.Event()
     agent = Agent(ScriptedModel([call("careless"), say("done")]), name="blocker")
 
     @agent.tool_plain
     async def careless() -> str:
         ran.append("ran")
+        begun.set()
         block(5 * LEASE.total_seconds())
         return "ok"
 
@@ -53,8 +55,7 @@ async def test_a_blocked_loop_keeps_its_lease_and_is_named(tmp_path: Path, caplo
 
         thread = threading.Thread(target=elsewhere)
         run = await durable.start({})
-        while not ran:
-            await asyncio.sleep(0)
+        await asyncio.to_thread(begun.wait, 20)
         thread.start()
         assert await run.result(timeout=30) == "done"
         stop.set()
@@ -66,7 +67,7 @@ async def test_a_blocked_loop_keeps_its_lease_and_is_named(tmp_path: Path, caplo
 
 async def test_sync_tools_run_in_threads_with_the_current_run(tmp_path: Path) -> None:
     """They never block the loop: another run's text keeps flowing; context variables are carried. # case N1"""
-    gate = threading.Event()
+    gate, begun = threading.Event(), threading.Event()
     threads: list[tuple[bool, str | None]] = []
     slow = Agent(ScriptedModel([call("wait"), say("slow done")]), name="slow")
 
@@ -74,6 +75,7 @@ async def test_sync_tools_run_in_threads_with_the_current_run(tmp_path: Path) ->
     def wait() -> str:
         threads.append((threading.current_thread() is threading.main_thread(), current_run().tool))
         current_run().log("from a thread", number=1)
+        begun.set()
         assert gate.wait(20)
         return "ok"
 
@@ -83,8 +85,7 @@ async def test_sync_tools_run_in_threads_with_the_current_run(tmp_path: Path) ->
         deltas: list[Delta] = []
         engine.on("run.delta", deltas.append)
         first = await waiting.start({})
-        while not threads:
-            await asyncio.sleep(0)
+        await asyncio.to_thread(begun.wait, 20)
         assert await talking.run({}, timeout=20)
         assert len(deltas) > 3
         gate.set()
