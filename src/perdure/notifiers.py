@@ -181,7 +181,8 @@ class Smtp:
 
     async def notify(self, notice: Notice) -> None:
         message = EmailMessage()
-        message["Subject"], message["From"], message["To"] = notice.title, self.sender, ", ".join(self.to)
+        # A name with a line break in it would be another header.
+        message["Subject"], message["From"], message["To"] = " ".join(notice.title.split()), self.sender, ", ".join(self.to)
         message["Message-ID"] = f"<{notice.id.replace(':', '.')}@perdure>"
         message.set_content(notice.text)
         await self.runtime.in_thread(lambda: self._send(message))
@@ -197,9 +198,9 @@ class Smtp:
 
 async def post(url: str, body: str, headers: dict[str, str]) -> None:
     """POST, and raise unless the answer is 2xx."""
-    import httpx
+    import httpx2
 
-    async with httpx.AsyncClient(timeout=SEND_SECONDS_MAX, follow_redirects=False) as client:
+    async with httpx2.AsyncClient(timeout=SEND_SECONDS_MAX, follow_redirects=False) as client:
         response = await client.post(url, content=body.encode(), headers=headers)
     response.raise_for_status()
     if not response.is_success:

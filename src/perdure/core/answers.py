@@ -85,18 +85,19 @@ def judge(wait: WaitPoint, request: Resolve, *, now: datetime, effect: Effect | 
         tokens: Hashes of the secret tokens that were sent for this row.
     """
     said = replace(request.resolution, at=now)
+    # First of all: who has no right to answer learns nothing, not even that somebody did.
+    if request.token_hash is not None and request.token_hash not in tokens:
+        return Verdict(ResolveOutcome.REFUSED, message="This token is not one of this request's.")
     if wait.resolution is not None:
         return _stands(wait.resolution, said)
     if request.input_hash is not None and request.input_hash != wait.row.input_hash:
         return Verdict(ResolveOutcome.CONFLICT, message="The input that was shown is not the input of this request.")
     if due(wait.row, now):
         return Verdict(ResolveOutcome.EXPIRED, message="The request ran out before this answer came.")
-    if request.token_hash is not None and request.token_hash not in tokens:
-        return Verdict(ResolveOutcome.REFUSED, message="This token is not one of this request's.")
     refusal = _refusal(wait, said, effect, now)
     if refusal is not None:
         return Verdict(ResolveOutcome.REFUSED, message=refusal)
-    return _count(wait, said, Policy.of(wait.row))
+    return _count(wait, said, Policy.of(wait.row), request.token_hash)
 
 
 def _stands(winner: Resolution, said: Resolution) -> Verdict:
@@ -137,15 +138,17 @@ def _effect_refusal(wait: WaitPoint, said: Resolution, effect: Effect | None, no
     return None
 
 
-def _count(wait: WaitPoint, said: Resolution, policy: Policy) -> Verdict:
-    """One answer decides, unless several approvals are asked for; one denial always does."""
+def _count(wait: WaitPoint, said: Resolution, policy: Policy, token: str | None) -> Verdict:
+    """One answer decides, unless several approvals are asked for; one denial always does. A token is one person's: it votes once, under one name."""
     if policy.quorum <= 1 or said.decision != "approve":
         return Verdict(ResolveOutcome.RESOLVED, said)
+    if token is not None and any(vote.get("token") == token and vote["by"] != said.by for vote in wait.votes):
+        return Verdict(ResolveOutcome.REFUSED, message="This token was used already, under another name.")
     # Votes count per input: an edit is a vote for the edited one, and the first input with enough votes is the one that runs.
     agreeing = [vote for vote in wait.votes if _voted_for(wait, vote["value"]) == _voted_for(wait, said.value)]
     if any(vote["by"] == said.by for vote in agreeing):
         return Verdict(ResolveOutcome.ALREADY, message=f"{said.by} has said so already.")
-    votes = (*wait.votes, said.to_json())
+    votes = (*wait.votes, said.to_json() if token is None else {**said.to_json(), "token": token})
     if len(agreeing) + 1 < policy.quorum:
         return Verdict(ResolveOutcome.VOTED, votes=votes)
     names = [*(vote["by"] for vote in agreeing), said.by or ""]  # an answer without a name was refused above

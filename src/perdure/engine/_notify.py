@@ -55,8 +55,9 @@ class Messenger:
         run = await self._store.get(wait.run_id)
         token = self._runtime.new_token() + self._runtime.new_token()
         tries = wait.notify_tries + 1
-        # The token is stored before anybody can present it.
-        await self._store.note_notice(wait.id, tries=tries, accepted=False, warning=warning, retry_in=back_off(tries), token_hash=token_hash(token))
+        # The token is stored before anybody can present it, and nobody else sends this notice while we may still be at it.
+        again = timedelta(seconds=SEND_SECONDS_MAX) + back_off(tries)
+        await self._store.note_notice(wait.id, tries=tries, accepted=False, warning=warning, retry_in=again, token_hash=token_hash(token))
         link = self._link(wait, token) if self._link is not None else None
         notice = Notice(wait, run.agent if run is not None else "", token, warning, link)
         took = await asyncio.gather(*(self._try(notifier, notice) for notifier in self._notifiers))
