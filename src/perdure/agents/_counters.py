@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,20 +23,22 @@ def in_a_row(steps: Sequence[Step], reason: str) -> int:
 
 def looping(messages: Sequence[ModelMessage], most: int = REPEATED_CALLS_MAX) -> str | None:
     """The name of the repeated call, when the last responses ask for the same again and again (A-A-A or A-B-A-B), else None."""
-    rounds: list[str] = []
-    name = ""
+    rounds: list[list[tuple[str, Any]]] = []
+    periods = [1, 2]
     for message in reversed(messages):
         if not isinstance(message, ModelResponse):
             continue
-        calls = [part for part in message.parts if isinstance(part, ToolCallPart)]
-        if not calls or len(rounds) >= 2 * most:
-            break
-        rounds.append(json.dumps([(call.tool_name, _arguments(call)) for call in calls], sort_keys=True, default=str))
-        name = name or calls[0].tool_name
-    for period in (1, 2):
-        window = rounds[: most * period]
-        if len(window) == most * period and all(window[at] == window[at % period] for at in range(len(window))):
-            return name
+        calls = [(part.tool_name, _arguments(part)) for part in message.parts if isinstance(part, ToolCallPart)]
+        if not calls:
+            return None
+        rounds.append(calls)
+        at = len(rounds) - 1
+        # Most runs differ within two or three rounds, so the look back ends there.
+        periods = [period for period in periods if rounds[at] == rounds[at % period]]
+        if not periods:
+            return None
+        if any(len(rounds) == most * period for period in periods):
+            return rounds[0][0][0]
     return None
 
 

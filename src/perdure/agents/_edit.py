@@ -22,7 +22,9 @@ def edited(messages: Sequence[ModelMessage], *, message: str | None, results: Ma
     """
     changed = list(messages)
     for call_id, value in (results or {}).items():
-        at = next((at for at, each in enumerate(changed) if isinstance(each, ModelRequest) and any(_answers(part, call_id) for part in each.parts)), None)
+        at = next(
+            (at for at, each in enumerate(changed) if isinstance(each, ModelRequest) and any(_answers(part, call_id) for part in each.parts)), None
+        )
         if at is None:
             raise InvalidTrigger(f"results: no tool call {call_id!r} is answered in this history.", field="results")
         request = changed[at]
