@@ -171,6 +171,20 @@ class EffectConformance(Conformance):
             kit.advance(timedelta(seconds=6))
             assert (await store.resolve(Resolve(wait_id, said("run")))).outcome is ResolveOutcome.RESOLVED
 
+    async def test_a_second_try_is_timed_anew(self, kit: Kit) -> None:
+        """Its own start counts, not the first one's."""
+        async with kit.open() as store:
+            bench = Bench(store)
+            await unknown(bench, unknown="retry")
+            (first,) = (await store.load("r1")).effects
+            kit.advance(LATER)
+            owner = await bench.own()
+            await owner.commit(effects=(effect(S.STARTED),), ending=Park())
+            (second,) = (await store.load("r1")).effects
+            assert first.started_at is not None and second.started_at is not None
+            assert (second.started_at - first.started_at >= LATER, second.epoch) == (True, 2)
+            assert (await store.resolve(Resolve(await asked(bench), said("run")))).outcome is ResolveOutcome.REFUSED
+
     async def test_other_words_are_refused(self, kit: Kit) -> None:
         """Of an effect one says done, run or fail."""
         async with kit.open() as store:

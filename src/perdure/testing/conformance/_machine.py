@@ -1,6 +1,6 @@
 """A random walk over the verbs that runs a store beside the memory store and compares every answer and every row.
 
-Two workers (and owners who lost their claim long ago), lost replies that are repeated, moved clocks. All durations are odd minutes and the clock moves by
+Two workers (and owners who lost their claim long ago), lost replies that are repeated, moved clocks. All durations are odd hours and the clock moves by
 even ones, so that the moments between which two stores read their clocks never decide anything.
 """
 
@@ -48,10 +48,10 @@ from perdure.stores.memory import MemoryStore
 from perdure.testing.conformance._bench import new_run
 from perdure.testing.conformance._kit import Kit
 
-MINUTE: Final = timedelta(minutes=1)
+HOUR: Final = timedelta(hours=1)
 TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[.\d]*(?:[+-]\d\d:\d\d|Z)")
 RUNS: Final = ("r0", "r1", "r2", "r3")
-ODD: Final = st.sampled_from([MINUTE, 3 * MINUTE, 7 * MINUTE])
+ODD: Final = st.sampled_from([HOUR, 3 * HOUR, 7 * HOUR])
 LOST: Final = st.booleans()
 """Whether the reply is lost, so that the caller repeats the call."""
 ADMITS: Final = st.fixed_dictionaries(
@@ -62,8 +62,8 @@ ADMITS: Final = st.fixed_dictionaries(
         "concurrency_key": st.sampled_from([None, None, "c"]),
         "thread": st.sampled_from([None, None, "t"]),
         "priority": st.integers(0, 1),
-        "delay": st.sampled_from([None, None, None, MINUTE]),
-        "budget": st.sampled_from([Budget(), Budget(), Budget(deadline=7 * MINUTE)]),
+        "delay": st.sampled_from([None, None, None, HOUR]),
+        "budget": st.sampled_from([Budget(), Budget(), Budget(deadline=7 * HOUR)]),
         "source": st.sampled_from(["python", "fork"]),
     }
 )
@@ -77,7 +77,7 @@ WORDS: Final[dict[str, tuple[str | None, ...]]] = {
 ENDS: Final = {
     "park": Park(),
     "drain": Release("drain"),
-    "retry after": Release("retry_after", MINUTE),
+    "retry after": Release("retry_after", HOUR),
     "complete": Settle(RunStatus.COMPLETED, output=1, finish_reason="stop"),
     "fail": Settle(RunStatus.FAILED, error=RunError("internal", "It failed.")),
     "cancel": Settle(RunStatus.CANCELLED),
@@ -162,14 +162,14 @@ class StoreMachine(RuleBasedStateMachine):
         return any(run.status in statuses for run in self._runs)
 
     def _plain(self, store: Store, value: Any) -> Any:
-        """`value` with every moment as whole minutes since the store was opened."""
-        return _with_minutes(value, self._base[id(store)])
+        """`value` with every moment as whole hours since the store was opened."""
+        return _with_hours(value, self._base[id(store)])
 
     def _model_run(self, run_id: str) -> Run | None:
         return self._run(self._model.get(run_id))
 
-    def _moment(self, store: Store, minutes: int) -> datetime:
-        return self._base[id(store)] + minutes * MINUTE
+    def _moment(self, store: Store, hours: int) -> datetime:
+        return self._base[id(store)] + hours * HOUR
 
     def _fresh(self, name: str) -> str:
         self._counter += 1
@@ -183,7 +183,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def _admit(self, fields: dict[str, Any], run_id: str, parent: str | None, *, lost: bool) -> None:
         fields = {**fields, "source": "fork" if fields["source"] == "fork" and parent else "python"}
-        new = new_run(run_id, parent_run=parent, key_retention=3 * MINUTE, **fields)
+        new = new_run(run_id, parent_run=parent, key_retention=3 * HOUR, **fields)
         self._both(lambda store: store.admit(new), lost=lost)
 
     @precondition(lambda self: self._any(RunStatus.PENDING, RunStatus.INTERRUPTED))
@@ -200,7 +200,7 @@ class StoreMachine(RuleBasedStateMachine):
         self._claimed(self._request({"a": None, "b": None}, limit=4), lost=lost)
 
     def _request(self, agents: dict[str, int | None], **fields: Any) -> ClaimRequest:
-        request = replace(ClaimRequest("one", "host", self._fresh("token"), agents, 7 * MINUTE), **fields)
+        request = replace(ClaimRequest("one", "host", self._fresh("token"), agents, 7 * HOUR), **fields)
         self._requests.append(request)
         return request
 
@@ -289,7 +289,7 @@ class StoreMachine(RuleBasedStateMachine):
                     "retry" if position == 1 else "ask",
                     input=position,
                     result=7,
-                    time_limit=1.0,
+                    time_limit=3600.0,
                     claim="agent:pay:1" if position == 2 else None,
                 )
             )
@@ -304,14 +304,14 @@ class StoreMachine(RuleBasedStateMachine):
         for kind in data.draw(st.lists(st.sampled_from(KINDS), max_size=2), label="waits"):
             wait_id = self._fresh("w")
             row = WaitWrite(wait_id, kind, data.draw(st.sampled_from(["q1", "q2", wait_id])), 1, input_hash="h", **self._about(data, run, kind))
-            minutes = data.draw(st.sampled_from([None, -9, 5, 15, 31]) if kind != "timer" else st.sampled_from([-9, 5, 15]), label="minutes")
-            asks.append(lambda store, row=row, minutes=minutes: self._with_end(store, row, minutes))
+            hours = data.draw(st.sampled_from([None, -9, 5, 15, 31]) if kind != "timer" else st.sampled_from([-9, 5, 15]), label="hours")
+            asks.append(lambda store, row=row, hours=hours: self._with_end(store, row, hours))
         return asks
 
-    def _with_end(self, store: Store, row: WaitWrite, minutes: int | None) -> WaitWrite:
-        # Odd minutes of the place's own clock; the warning two before.
-        end = None if minutes is None else self._moment(store, minutes)
-        return replace(row, expires_at=end, warn_at=None if end is None else end - 2 * MINUTE)
+    def _with_end(self, store: Store, row: WaitWrite, hours: int | None) -> WaitWrite:
+        # Odd hours of the place's own clock; the warning two before.
+        end = None if hours is None else self._moment(store, hours)
+        return replace(row, expires_at=end, warn_at=None if end is None else end - 2 * HOUR)
 
     def _about(self, data: st.DataObject, run: Run, kind: str) -> dict[str, Any]:
         match kind:
@@ -343,10 +343,10 @@ class StoreMachine(RuleBasedStateMachine):
         self._both(lambda store: store.resolve(request), lost=lost)
 
     @precondition(lambda self: self._waits)
-    @rule(data=st.data(), minutes=st.sampled_from([None, 5, 15, 31, 61]), lost=LOST)
-    def extend(self, data: st.DataObject, minutes: int | None, lost: bool) -> None:
+    @rule(data=st.data(), hours=st.sampled_from([None, 5, 15, 31, 61]), lost=LOST)
+    def extend(self, data: st.DataObject, hours: int | None, lost: bool) -> None:
         wait_id = data.draw(st.sampled_from([wait.id for wait in self._waits]), label="row")
-        self._both(lambda store: store.extend(wait_id, None if minutes is None else self._moment(store, minutes)), lost=lost)
+        self._both(lambda store: store.extend(wait_id, None if hours is None else self._moment(store, hours)), lost=lost)
 
     @precondition(lambda self: self._any(RunStatus.FAILED, RunStatus.CANCELLED))
     @rule(data=st.data(), mode=st.sampled_from(["resume", "full"]), behind=st.sampled_from([0, 0, 0, 1]), deadline=st.none() | ODD, lost=LOST)
@@ -368,15 +368,15 @@ class StoreMachine(RuleBasedStateMachine):
         request = SettleEffect(key, decision, result=1, by="ana")
         self._both(lambda store: store.settle_effect(request), lost=lost)
 
-    @rule(deaths_max=st.integers(1, 3), limit=st.sampled_from([1, 100]), minutes=st.sampled_from([0, 2, 10]))
-    def sweep(self, deaths_max: int, limit: int, minutes: int) -> None:
-        self.time_passes(minutes)
+    @rule(deaths_max=st.integers(1, 3), limit=st.sampled_from([1, 100]), hours=st.sampled_from([0, 2, 10]))
+    def sweep(self, deaths_max: int, limit: int, hours: int) -> None:
+        self.time_passes(hours)
         self._both(lambda store: _swept(store, SweepRequest(limit, deaths_max)))
 
-    @rule(minutes=st.sampled_from([2, 4, 10]))
-    def time_passes(self, minutes: int) -> None:
-        self._model.offset += minutes * MINUTE
-        self._kit.advance(minutes * MINUTE)
+    @rule(hours=st.sampled_from([2, 4, 10]))
+    def time_passes(self, hours: int) -> None:
+        self._model.offset += hours * HOUR
+        self._kit.advance(hours * HOUR)
 
     @rule(data=st.data(), what=st.sampled_from(["cancel", "claim again", "delayed copy", "claim notices", "note notice"]), lost=LOST)
     def now_and_then(self, data: st.DataObject, what: str, lost: bool) -> None:
@@ -407,7 +407,7 @@ class StoreMachine(RuleBasedStateMachine):
     def _note_notice(self, data: st.DataObject, *, lost: bool) -> None:
         wait_id = data.draw(st.sampled_from([wait.id for wait in self._waits]), label="row")
         accepted, warning = data.draw(st.booleans(), label="accepted"), data.draw(st.booleans(), label="warning")
-        retry_in = None if accepted else 3 * MINUTE
+        retry_in = None if accepted else 3 * HOUR
 
         async def noted(store: Store) -> None:
             await store.note_notice(wait_id, tries=2, accepted=accepted, warning=warning, retry_in=retry_in, token_hash="s")
@@ -451,7 +451,7 @@ async def _swept(store: Store, request: SweepRequest) -> dict[str, Any]:
 
 
 async def _notices_claimed(store: Store) -> list[WaitPoint]:
-    return sorted(await store.claim_notices(limit=100, hold=MINUTE), key=lambda wait: wait.id)  # in which order is not promised
+    return sorted(await store.claim_notices(limit=100, hold=HOUR), key=lambda wait: wait.id)  # in which order is not promised
 
 
 async def _rows(store: Store) -> dict[str, Any]:
@@ -466,19 +466,19 @@ async def _rows(store: Store) -> dict[str, Any]:
     return rows
 
 
-def _with_minutes(value: Any, base: datetime) -> Any:
+def _with_hours(value: Any, base: datetime) -> Any:
     match value:
         case datetime():
-            return (value - base) // MINUTE
+            return (value - base) // HOUR
         case str():
-            return TIME.sub(lambda found: str((datetime.fromisoformat(found[0]) - base) // MINUTE), value)
+            return TIME.sub(lambda found: str((datetime.fromisoformat(found[0]) - base) // HOUR), value)
         case dict():
-            return {name: _with_minutes(each, base) for name, each in cast(dict[str, Any], value).items()}
+            return {name: _with_hours(each, base) for name, each in cast(dict[str, Any], value).items()}
         case list() | tuple():
-            return [_with_minutes(each, base) for each in cast(list[Any], value)]
+            return [_with_hours(each, base) for each in cast(list[Any], value)]
         case PerdureError():
-            return [type(value).__name__, value.code, _with_minutes(value.details, base)]
+            return [type(value).__name__, value.code, _with_hours(value.details, base)]
         case _ if is_dataclass(value) and not isinstance(value, type):
-            return {"type": type(value).__name__} | {field.name: _with_minutes(getattr(value, field.name), base) for field in fields(value)}
+            return {"type": type(value).__name__} | {field.name: _with_hours(getattr(value, field.name), base) for field in fields(value)}
         case _:
             return value
