@@ -71,9 +71,9 @@ CREATE INDEX run_lease ON perdure.run (lease_expires_at) WHERE status = 'running
 CREATE INDEX run_token ON perdure.run (claim_token) WHERE claim_token IS NOT NULL;
 CREATE INDEX run_deadline ON perdure.run (deadline) WHERE deadline IS NOT NULL AND status IN ('pending', 'interrupted', 'waiting');
 CREATE INDEX run_key ON perdure.run (concurrency_key, seq) WHERE concurrency_key IS NOT NULL AND status IN ('pending', 'interrupted');
--- With the moment of admission in them, so that lists are read from them alone and the planner never prefers to walk the table.
-CREATE INDEX run_agent ON perdure.run (agent, status, seq) INCLUDE (created_at);
-CREATE INDEX run_status ON perdure.run (status, seq) INCLUDE (created_at);
+-- Newest first as an expression of its own: else the planner would walk the primary key backwards and hope for rows of that status.
+CREATE INDEX run_agent ON perdure.run (agent, status, (-seq));
+CREATE INDEX run_status ON perdure.run (status, (-seq));
 CREATE INDEX run_thread ON perdure.run (thread, seq) WHERE thread IS NOT NULL;
 CREATE INDEX run_parent ON perdure.run (parent_run, seq) WHERE parent_run IS NOT NULL;
 

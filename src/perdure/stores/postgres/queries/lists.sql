@@ -8,11 +8,11 @@ SELECT seq, created_at FROM perdure.run WHERE seq < %(before)s ORDER BY seq DESC
 
 -- name: list_runs_of_status
 -- One status, newest first.
-SELECT seq, created_at FROM perdure.run WHERE status = %(status)s AND seq < %(before)s ORDER BY seq DESC LIMIT %(limit)s
+SELECT seq, created_at FROM perdure.run WHERE status = %(status)s AND -seq > -%(before)s::bigint ORDER BY -seq LIMIT %(limit)s
 
 -- name: list_runs_of_agent
 -- One status of one agent, newest first.
-SELECT seq, created_at FROM perdure.run WHERE agent = %(agent)s AND status = %(status)s AND seq < %(before)s ORDER BY seq DESC LIMIT %(limit)s
+SELECT seq, created_at FROM perdure.run WHERE agent = %(agent)s AND status = %(status)s AND -seq > -%(before)s::bigint ORDER BY -seq LIMIT %(limit)s
 
 -- name: list_runs_of_thread
 -- One conversation, newest first.
