@@ -7,7 +7,6 @@ or until the lease is no longer ours to speak of. A caller that is cancelled doe
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +25,6 @@ from perdure.core.step import StepWrite
 from perdure.core.wait import WaitWrite
 from perdure.stores import Store
 
-logger = logging.getLogger("perdure")
 LOGS_MAX = 1_000
 
 
@@ -115,9 +113,9 @@ class Journal:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            # The write goes on; its answer is read before anything else is decided, because the lock is still held.
-            if task.done() and not task.cancelled() and task.exception() is not None:
-                logger.debug("a commit of %s ended while its caller was cancelled", self._run.id)
+            # The write goes on; its answer is read before anything else is decided, because the lock is still held. What it came to is the journal's
+            # business: a lost lease that is found now is told to whoever writes next.
+            task.add_done_callback(_seen)
             raise
 
     async def settled(self) -> None:
@@ -180,3 +178,9 @@ class Journal:
         at: datetime = self._runtime.now()
         for number, event in enumerate(events, start=answer.first_event):
             self._on_event(Event(self._run.id, number, event.type, event.data, at))
+
+
+def _seen(task: asyncio.Task[Committed]) -> None:
+    """Take note of an error that nobody waits for any more, so that it is not reported as forgotten."""
+    if not task.cancelled():
+        task.exception()

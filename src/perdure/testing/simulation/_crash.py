@@ -20,11 +20,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
-from perdure.core.errors import RunCancelled, RunFailed
+from perdure.core.commit import Commit
+from perdure.core.effect import EffectState, EffectWrite
+from perdure.core.errors import Conflict, RunCancelled, RunFailed
 from perdure.core.run import Run, RunStatus
 from perdure.engine import DurableAgent, Engine, Request
 from perdure.stores import Store
 from perdure.testing.models import Script
+from perdure.testing.simulation._ledger import Ledger
 from perdure.testing.simulation._loop import Deadlock, Livelock, SimHandle, Strand, tidy
 from perdure.testing.simulation._port import CallFault, CallFaultKind, NoFaults
 from perdure.testing.simulation._runtime import SimRuntime
@@ -72,6 +75,7 @@ class Outcome:
     callbacks: int = 0
     model_calls_repeated: int = 0
     effects: dict[str, int] = field(default_factory=dict[str, int])
+    asked: int = 0
     refused: list[str] = field(default_factory=list[str])
     violations: list[str] = field(default_factory=list[str])
 
@@ -85,6 +89,7 @@ class CrashReport:
         finished: Runs that ended as the undisturbed one did: same status, output, usage, steps. Equals `points` when all is well.
         unfinished: The others, each with its place and what it came to.
         effects: How often each effect tool was performed at most in one simulation; performances under one key of a tool declared `retry` count once.
+        asked: Questions to people about effects of unknown outcome, over all simulations.
         model_calls_repeated: Model calls that had to be made again, over all simulations.
         model_calls_repeated_most: The same in the worst simulation: 1 is the promise.
         refused: Histories sent to the model that a strict provider would refuse.
@@ -98,6 +103,7 @@ class CrashReport:
     finished: int = 0
     unfinished: list[str] = field(default_factory=list[str])
     effects: dict[str, int] = field(default_factory=dict[str, int])
+    asked: int = 0
     model_calls_repeated: int = 0
     model_calls_repeated_most: int = 0
     refused: list[str] = field(default_factory=list[str])
@@ -116,7 +122,7 @@ class CrashReport:
             f"{self.model_calls_repeated} model calls repeated (at most {self.model_calls_repeated_most} in one run), {len(self.refused)} histories refused"
         )
         if self.effects:
-            head += ", effects at most " + ", ".join(f"{name} {count}" for name, count in sorted(self.effects.items()))
+            head += ", effects at most " + ", ".join(f"{name} {count}" for name, count in sorted(self.effects.items())) + f", people asked {self.asked} times"
         return "\n  ".join([head, *self.unfinished[:10], *self.violations[:10], *self.refused[:10]])
 
 
@@ -128,6 +134,7 @@ def crash_everywhere(
     store: StoreName = "memory",
     points: Points = "calls",
     answer: Answer | None = None,
+    ledger: Ledger | None = None,
     processes: int = 1,
     progress: Callable[[int, int], None] | None = None,
     **options: Any,
@@ -141,6 +148,8 @@ def crash_everywhere(
         store: Where runs are kept meanwhile.
         points: `calls`, `callbacks` (every callback of the event loop: many more), or `all`.
         answer: What people do with an open request. By default they approve, top up, and say the truth about effects of unknown outcome.
+        ledger: Where the tools enter their deeds. Then `effects` counts deeds instead of bodies that began, people answer from it, and each deed has to
+            be done as often as it was undisturbed.
         processes: Simulations at once, each in a process of its own.
         progress: Called with (done, all) as it goes.
         options: For the engines (`lease=…`, `deaths_max=…`).
@@ -148,7 +157,7 @@ def crash_everywhere(
     Raises:
         AssertionError: The agent does not complete even undisturbed.
     """
-    lab = Laboratory(Part(agent, script), input, store, answer, options)
+    lab = Laboratory(Part(agent, script), input, store, answer, ledger, options)
     calm = lab.simulate(None)
     if calm.status != RunStatus.COMPLETED or calm.refused or calm.violations:
         raise AssertionError(f"Undisturbed, the run of {agent.name!r} came to {calm.status}: {[*calm.violations, *calm.refused]}")
@@ -156,7 +165,7 @@ def crash_everywhere(
     report.effects = dict(calm.effects)
     todo = list(_points(calm, points))
     for done, outcome in enumerate(lab.all_of(todo, processes), start=1):
-        _enter(report, calm, outcome)
+        _enter(report, calm, outcome, ledger)
         if progress is not None:
             progress(done, len(todo))
     return report
@@ -172,7 +181,7 @@ def _points(calm: Outcome, points: Points) -> Iterator[Point]:
             yield Point("callback", at)
 
 
-def _enter(report: CrashReport, calm: Outcome, outcome: Outcome) -> None:
+def _enter(report: CrashReport, calm: Outcome, outcome: Outcome, ledger: Ledger | None) -> None:
     """Add one simulation to the report."""
     report.points += 1
     different = [
@@ -195,6 +204,9 @@ def _enter(report: CrashReport, calm: Outcome, outcome: Outcome) -> None:
     report.model_calls_repeated_most = max(report.model_calls_repeated_most, outcome.model_calls_repeated)
     report.refused += [f"{outcome.point}: {each}" for each in outcome.refused]
     report.violations += [f"{outcome.point}: {each}" for each in outcome.violations]
+    if ledger is not None and outcome.effects != calm.effects:
+        report.violations.append(f"{outcome.point}: deeds {outcome.effects} instead of {calm.effects}")
+    report.asked += outcome.asked
     for name, count in outcome.effects.items():
         report.effects[name] = max(report.effects.get(name, 0), count)
 
@@ -202,15 +214,12 @@ def _enter(report: CrashReport, calm: Outcome, outcome: Outcome) -> None:
 class Laboratory:
     """Simulates one run of one agent, again and again."""
 
-    def __init__(self, part: Part, input: Any, store: StoreName, answer: Answer | None, options: Mapping[str, Any]) -> None:
-        self.part, self.input, self.store, self.answer, self.options = part, input, store, answer, options
+    def __init__(
+        self, part: Part, input: Any, store: StoreName, answer: Answer | None, ledger: Ledger | None, options: Mapping[str, Any]
+    ) -> None:
+        self.part, self.input, self.store, self.answer, self.ledger, self.options = part, input, store, answer, ledger, options
         self.results: dict[str, Any] = {}
         """What each tool came to in the undisturbed run: what honest people say that it did."""
-
-    def repeatable(self, tool: str) -> bool:
-        """Whether the tool may be performed again under its key, as it declared."""
-        rule = self.part.kind.policy(tool, {}).effect
-        return rule is not None and rule.unknown == "retry"
 
     def all_of(self, points: Sequence[Point], processes: int) -> Iterable[Outcome]:
         """The outcome of each point, as they come."""
@@ -244,8 +253,10 @@ class Laboratory:
                 [self.part],
                 open_store=open_sqlite if self.store == "sqlite" else None,
                 faults=lambda _: at_call or NoFaults(),
-                **self.options,
+                options=self.options,
             )
+            if self.ledger is not None:
+                self.ledger.clear()
             return _Simulation(self, stage, point).outcome()
 
 
@@ -290,6 +301,8 @@ class _Simulation:
         self._lab, self._stage, self._point = lab, stage, point
         self._run: Run | None = None
         self._rows = (0, 0)
+        self._asked: set[str] = set()
+        self._wrong: list[str] = []
 
     def outcome(self) -> Outcome:
         with self._stage.open():
@@ -335,24 +348,58 @@ class _Simulation:
 
     async def _answer_all(self, people: Engine) -> None:
         for request in await people.requests():
+            if request.kind == "effect" and request.id not in self._asked:
+                self._asked.add(request.id)
+                self._check_started(request)
             await (self._lab.answer or self._answer)(request)
+
+    def _check_started(self, request: Request) -> None:
+        """Nobody is asked about a call that can't have begun: one whose *started* never reached the store."""
+        key = request.wait.row.effect_key
+        if not any(row.key == key and row.state is EffectState.STARTED for row in self._written()):
+            self._wrong.append(f"asked about {request.tool} ({key}), which was never started")
+
+    def _written(self) -> Iterator[EffectWrite]:
+        """Every record of an effect that reached the store."""
+        for seen in self._stage.record.calls:
+            for request in seen.request:
+                if seen.applied and isinstance(request, Commit):
+                    yield from request.effects
 
     async def _answer(self, request: Request) -> None:
         """What honest and willing people do."""
         if request.kind == "approval":
             await request.approve(by="eva")
         elif request.kind == "effect":
-            happened = any(key == request.wait.row.effect_key for _, key in self._stage.tally.effects)
-            result = self._stage.tally.results.get(request.tool or "", self._lab.results.get(request.tool or ""))
-            await (request.answer("done", result, by="eva") if happened else request.answer("run", by="eva"))
+            happened, result = self._happened(request.wait.row.effect_key or "", request.tool or "")
+            try:
+                await (request.answer("done", result, by="eva") if happened else request.answer("run", by="eva"))
+            except Conflict:
+                pass  # the earlier try may still be running: later
         elif request.kind == "attention":
             await request.answer("resume", by="eva")
 
+    def _happened(self, key: str, tool: str) -> tuple[bool, Any]:
+        """Whether the deed was done, and what it came to: the ledger's word, or else what was seen of the tools' bodies."""
+        ledger, tally = self._lab.ledger, self._stage.tally
+        if ledger is not None:
+            return ledger.happened(key), ledger.result(key) if ledger.happened(key) else None
+        return any(each == key for _, each in tally.effects), tally.results.get(tool, self._lab.results.get(tool))
+
+    def _deeds(self) -> dict[str, int]:
+        """How often each effect tool was performed."""
+        ledger = self._lab.ledger
+        done = [(tool, count) for (tool, _), count in self._stage.tally.effects.items()]
+        if ledger is not None:
+            done = [(deed.tool, deed.times) for deed in ledger.deeds.values()]
+        repeatable = {row.tool for row in self._written() if row.unknown == "retry"}
+        effects: dict[str, int] = {}
+        for tool, count in done:
+            effects[tool] = effects.get(tool, 0) + (1 if tool in repeatable else count)
+        return effects
+
     def _told(self, status: str) -> Outcome:
         tally, watch, run = self._stage.tally, self._stage.watch, self._run
-        effects: dict[str, int] = {}
-        for (tool, _), count in tally.effects.items():
-            effects[tool] = effects.get(tool, 0) + (1 if self._lab.repeatable(tool) else count)
         if self._point is None:
             self._lab.results = dict(tally.results)
         return Outcome(
@@ -365,7 +412,8 @@ class _Simulation:
             calls=[call.verb for call in self._stage.record.calls if call.replica == self._first.process.name],
             callbacks=self._first.process.steps,
             model_calls_repeated=tally.model_calls_repeated,
-            effects=effects,
+            effects=self._deeds(),
+            asked=len(self._asked),
             refused=tally.refused,
-            violations=[str(each) for each in watch.violations] if watch else [],
+            violations=self._wrong + ([str(each) for each in watch.violations] if watch else []),
         )

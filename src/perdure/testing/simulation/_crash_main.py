@@ -1,20 +1,29 @@
-"""`python -m perdure.testing.crash`: two agents, two stores, killed everywhere."""
+"""`python -m perdure.testing.crash`: three agents, two stores, killed everywhere."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 from pydantic_ai import Agent
 
+from perdure.effects import EffectCall, Happened, NotDone, effect, plain
 from perdure.engine import DurableAgent, Engine
-from perdure.testing.models import Script, call, calls, say
+from perdure.testing.models import Reply, Script, call, calls, say
 from perdure.testing.simulation._crash import Points, StoreName, crash_everywhere
+from perdure.testing.simulation._ledger import Ledger
+
+EndStrategy = Literal["early", "graceful", "exhaustive"]
+PATIENCE = timedelta(seconds=1)
+"""How long the tool may take whose deed is done at once."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +33,7 @@ class Subject:
     agent: DurableAgent[Any, Any]
     script: Script
     input: Any
+    ledger: Ledger | None = None
 
 
 class Ticket(BaseModel):
@@ -64,7 +74,72 @@ def triage() -> Subject:
     return Subject(Engine("memory://").agent(agent), script, {"from": "ada@example.org", "text": "Where is order o-17?"})
 
 
-SUBJECTS: dict[str, Callable[[], Subject]] = {"poet": poet, "triage": triage}
+class Receipt(BaseModel):
+    """What the cashier has to come to."""
+
+    order: str
+
+
+def cashier(end_strategy: EndStrategy) -> Subject:
+    """Effects of every declaration in one response, one of which times out after its deed, beside plain tools; then one of each beside the output."""
+    agent = Agent("test", name=f"cashier-{end_strategy}", output_type=Receipt, end_strategy=end_strategy)
+    ledger = Ledger()
+
+    @agent.tool_plain(metadata=effect("ask"))
+    async def refund(order: str) -> str:
+        await asyncio.sleep(0.1)
+        done = ledger.enter(f"refunded {order}")
+        await asyncio.sleep(0.1)
+        return done
+
+    @agent.tool_plain(metadata=effect("retry"))
+    async def charge(order: str) -> str:
+        await asyncio.sleep(0.1)
+        done = ledger.enter(f"charged {order}")
+        await asyncio.sleep(0.1)
+        return done
+
+    async def look_up(asked: EffectCall) -> Happened | NotDone:
+        return Happened(ledger.result(asked.key)) if ledger.happened(asked.key) else NotDone()
+
+    @agent.tool_plain(metadata=effect(look_up))
+    async def ship(order: str) -> str:
+        await asyncio.sleep(0.1)
+        done = ledger.enter(f"shipped {order}")
+        await asyncio.sleep(0.1)
+        return done
+
+    @agent.tool_plain(metadata=effect("ask", timeout=PATIENCE))
+    async def send(order: str) -> str:
+        done = ledger.enter(f"wrote to the customer of {order}")
+        await asyncio.sleep(3 * PATIENCE.total_seconds())
+        return done
+
+    @agent.tool_plain(metadata=plain())
+    async def look(order: str) -> str:
+        return f"looked at {order}"
+
+    @agent.tool_plain(metadata=plain())
+    def count() -> int:
+        return 4
+
+    def each(*tools: str, order: str) -> list[Reply]:
+        return [call(tool, order=order) for tool in tools]
+
+    script = [
+        calls(*each("charge", "look", "refund", "send", "ship", order="o1"), call("count")),
+        calls(*each("look", "refund", order="o2"), call("final_result", order="o2"), *each("charge", "ship", order="o2")),
+    ]
+    return Subject(Engine("memory://").agent(agent), script, {"order": "o1"}, ledger)
+
+
+SUBJECTS: dict[str, Callable[[], Subject]] = {
+    "poet": poet,
+    "triage": triage,
+    "cashier-early": partial(cashier, "early"),
+    "cashier-graceful": partial(cashier, "graceful"),
+    "cashier-exhaustive": partial(cashier, "exhaustive"),
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -89,7 +164,14 @@ def _report(subject: Subject, store: StoreName, points: Points, processes: int) 
             print(f"\r{subject.agent.name} on {store}: {done}/{todo}", end="\n" if done == todo else "", file=sys.stderr, flush=True)
 
     report = crash_everywhere(
-        subject.agent, script=subject.script, input=subject.input, store=store, points=points, processes=processes, progress=progress
+        subject.agent,
+        script=subject.script,
+        input=subject.input,
+        store=store,
+        points=points,
+        ledger=subject.ledger,
+        processes=processes,
+        progress=progress,
     )
     print(report, flush=True)
     return report.ok

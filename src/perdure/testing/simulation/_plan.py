@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, cast
@@ -25,17 +26,24 @@ class Kind:
 
 
 KINDS: Final[dict[str, Kind]] = {
-    # On the way to the store and back.
-    "crash_before": Kind("wire", "store call", 60, "dies before its call is applied"),
-    "reply_lost": Kind("wire", "store call", 60, "dies after its call is applied, before it hears so", weight=3),
-    "crash_after": Kind("wire", "store call", 60, "dies right after it heard the answer"),
-    "error_before": Kind("wire", "store call", 80, "can't reach the store"),
-    "error_after": Kind("wire", "store call", 80, "loses the reply and has to ask again", weight=4),
-    "slow_request": Kind("wire", "store call", 80, "its call is slow to arrive", (0.5, 25.0)),
-    "slow_reply": Kind("wire", "store call", 80, "the reply is slow to arrive", (0.5, 25.0), weight=3),
-    # To a process.
-    "crash": Kind("replica", "callback", 4_000, "dies before a callback", weight=4),
-    "pause": Kind("replica", "callback", 4_000, "is stopped", (1.0, 40.0), weight=3),
+    # On the way to the store and back: at a commit, or at any call (claims and sweeps are most of those).
+    "crash_before": Kind("wire", "store call", 120, "dies before its call is applied"),
+    "reply_lost": Kind("wire", "store call", 120, "dies after its call is applied, before it hears so"),
+    "crash_after": Kind("wire", "store call", 120, "dies right after it heard the answer"),
+    "error_before": Kind("wire", "store call", 120, "can't reach the store"),
+    "error_after": Kind("wire", "store call", 120, "loses the reply and has to ask again"),
+    "slow_request": Kind("wire", "store call", 120, "its call is slow to arrive", (0.5, 15.0)),
+    "slow_reply": Kind("wire", "store call", 120, "the reply is slow to arrive", (0.5, 15.0), weight=4),
+    "commit_crash_before": Kind("wire", "commit", 25, "dies before its commit is applied"),
+    "commit_reply_lost": Kind("wire", "commit", 25, "dies after its commit is applied, before it hears so", weight=3),
+    "commit_crash_after": Kind("wire", "commit", 25, "dies right after its commit was acknowledged"),
+    "commit_error_before": Kind("wire", "commit", 25, "can't reach the store for its commit"),
+    "commit_error_after": Kind("wire", "commit", 25, "loses the reply of its commit and has to ask again", weight=4),
+    "commit_slow_request": Kind("wire", "commit", 25, "its commit is slow to arrive", (0.5, 15.0)),
+    "commit_slow_reply": Kind("wire", "commit", 25, "the reply of its commit is slow to arrive", (0.5, 15.0)),
+    # To a process, while it works on something.
+    "crash": Kind("replica", "busy callback", 2_000, "dies before a callback", weight=4),
+    "pause": Kind("replica", "busy callback", 2_000, "is stopped", (5.0, 22.0), weight=8),
     "clock_jump": Kind("clock", "ms", 40_000, "its wall clock jumps", (-3_600.0, 3_600.0)),
     "drain": Kind("clock", "ms", 40_000, "is told to drain, and started again"),
     "deploy": Kind("clock", "ms", 40_000, "is drained, and started with a changed agent"),
@@ -64,7 +72,12 @@ KINDS: Final[dict[str, Kind]] = {
 }  # fmt: skip
 """Every kind of fault."""
 
-CRASHES: Final = frozenset({"crash_before", "reply_lost", "crash_after", "crash", "tool_dies", "tool_dies_after"})
+CRASHES: Final = frozenset(
+    {
+        "crash_before", "reply_lost", "crash_after", "commit_crash_before", "commit_reply_lost", "commit_crash_after", "crash",
+        "tool_dies", "tool_dies_after",
+    }
+)  # fmt: skip
 CRASHES_MAX: Final = 4
 """Crashes in one plan: fewer than the deaths that make a run poisoned, so that a poisoned run is always a finding."""
 
@@ -149,22 +162,22 @@ class WireFaults:
 
     def __init__(self, plan: Plan, slot: int, struck: Callable[[Fault], None]) -> None:
         self._struck = struck
-        self._calls = {fault.at: fault for fault in plan if fault.where == "wire" and fault.slot == slot}
-        self._hints = {fault.at: fault for fault in plan if fault.where == "hint" and fault.slot == slot}
-        self._call = self._hint = 0
+        self._due = {(KINDS[fault.kind].unit, fault.at): fault for fault in plan if fault.where in ("wire", "hint") and fault.slot == slot}
+        self._counts: Counter[str] = Counter()
 
     def on_call(self, verb: str, number: int) -> CallFault | None:
-        self._call += 1
-        fault = self._calls.pop(self._call, None)
-        if fault is None:
-            return None
-        self._struck(fault)
-        return CallFault(cast(CallFaultKind, fault.kind), fault.seconds)
+        fault = (self._next("commit") if verb == "commit" else None) or self._next("store call")
+        return None if fault is None else CallFault(cast(CallFaultKind, fault.kind.removeprefix("commit_")), fault.seconds)
 
     def on_hint(self) -> Sequence[float]:
-        self._hint += 1
-        fault = self._hints.pop(self._hint, None)
+        fault = self._next("hint")
         if fault is None:
             return (0.0,)
-        self._struck(fault)
         return {"hint_lost": (), "hint_doubled": (0.0, 0.01), "hint_late": (fault.seconds,)}[fault.kind]
+
+    def _next(self, unit: str) -> Fault | None:
+        self._counts[unit] += 1
+        fault = self._due.pop((unit, self._counts[unit]), None)
+        if fault is not None:
+            self._struck(fault)
+        return fault

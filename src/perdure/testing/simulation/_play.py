@@ -27,6 +27,8 @@ CALM_AT: Final = 75.0
 """Virtual seconds after which no more faults strike."""
 POLL: Final = timedelta(seconds=2)
 """How often an idle replica looks for work: rarely, so that hints matter and empty looks don't fill the time."""
+PACE: Final = 0.8
+"""The longest that a tool, or a piece of a model's stream, takes: a run lasts about as long as a lease, so that owners overlap."""
 REST_SECONDS: Final = 2 * 3600.0
 """Virtual seconds that everything may take to come to rest once the faults are over."""
 LOOK_SECONDS: Final = 1.0
@@ -114,11 +116,11 @@ class Play:
             schedule=Shuffled(seed),
             store=store,
             faults=lambda slot: _Wire(self, slot),
-            pace=0.4,
+            pace=PACE,
             latency=0.05,
             tool_fault=lambda: self._nth("tool"),
             model_fault=lambda: self._nth("model"),
-            **{"deaths_max": 50, "workers": 4, "poll": POLL, **options},
+            options={"deaths_max": 50, "workers": 4, "poll": POLL, **options},
         )
         self.stage.before = self._before
         if cast.bind is not None:
@@ -194,7 +196,7 @@ class Play:
         watch = self.stage.watch
         assert watch is not None
         until = self.stage.loop.time() + REST_SECONDS
-        while self.stage.loop.time() < until and not self._settled(list(watch.rows.values())):
+        while self.stage.loop.time() < until and not self._settled(list(watch.rows.values())):  # noqa: ASYNC110 -- virtual time
             await asyncio.sleep(LOOK_SECONDS)
         watch.rest()
         for rows in watch.rows.values():
@@ -330,7 +332,7 @@ class Play:
         if watch is not None and watch.violations:
             raise Broken
         slot = self._slots.get(strand.replica.name)
-        if slot is None or self._calm:
+        if slot is None or self._calm or not self.stage.actors[slot].busy:
             return
         self._walked[slot] += 1
         fault = self._steps.get((slot, self._walked[slot]))

@@ -7,7 +7,7 @@ import contextvars
 import hashlib
 import logging
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -96,6 +96,12 @@ class Actor:
                 kind.version = version
             self.engine.register(kind)
 
+    @property
+    def busy(self) -> bool:
+        """Whether it holds a run."""
+        worker = self.engine._worker  # pyright: ignore[reportPrivateUsage] - `worker` raises while the engine is closed
+        return worker is not None and not worker.idle
+
     async def live(self, shown: Callable[[Event], None] | None, main: Main | None) -> None:
         """The process's main: its program, or work until told to leave. Then the process ends."""
         if shown is not None:
@@ -137,14 +143,14 @@ class Stage:
         latency: float = 0.0,
         tool_fault: Callable[[], Fault | None] | None = None,
         model_fault: Callable[[], Fault | None] | None = None,
-        **options: Any,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         self.parts, self.seed = parts, seed
         self.loop = SimLoop(schedule)
         self.runtime = SimRuntime(self.loop, self.loop.world, seed=seed)
         self.record = Record()
         self.tally = Tally()
-        self.options: dict[str, Any] = {"lease": LEASE, **options}
+        self.options: dict[str, Any] = {"lease": LEASE, **(options or {})}
         self.log: list[str] = []
         """What was logged, in place of standard error."""
         self.errors: list[str] = []

@@ -1,0 +1,3 @@
+from perdure.testing.simulation._main import main
+
+raise SystemExit(main())
