@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from perdure.core.commit import RunFilter
+from perdure.core.runtime import RealRuntime
+from perdure.stores.sqlite import SqliteStore
 
 APP = str(Path(__file__).parent / "shop_app.py")
 
@@ -34,3 +41,22 @@ def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 Cli = Callable[..., Said]
+
+
+def until_in_a_tool(folder: Path) -> None:
+    """Return once a run has said something from inside its tool."""
+
+    async def look() -> None:
+        async with SqliteStore(folder / "shop.db") as store:
+            while not [event for run in await store.runs(RunFilter()) for event in await store.events(run.id) if event.type == "log"]:
+                # Nobody tells what other processes write into the file, so it is asked again and again.
+                await RealRuntime().sleep(0.05)
+
+    asyncio.run(look())
+
+
+def start(folder: Path, *command: str) -> subprocess.Popen[str]:
+    """A command in the background, whose tool never ends."""
+    (folder / "hold").touch()
+    line = [sys.executable, "-m", "perdure.cli", *command]
+    return subprocess.Popen(line, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

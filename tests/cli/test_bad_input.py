@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -267,3 +269,17 @@ def test_what_is_not_there_is_named(tmp_path: Path, here: Cli) -> None:
         (("signal", "7f3a", "paid", "{"), "not JSON"),
     ):
         assert told in here(*command, code=2).complaint
+
+
+TRIAGE = Path(__file__).parents[2] / "examples" / "triage"
+
+
+def test_a_broken_mail_never_becomes_a_run(tmp_path: Path, cli: Cli) -> None:
+    """The reader says which file and what is wrong with it, and hands nothing on; of nothing, the command makes no run."""
+    env = {"TRIAGE_DATA": str(tmp_path)}
+    read = subprocess.run([sys.executable, TRIAGE / "mail.py", TRIAGE / "inbox" / "15-cut-off.eml"], capture_output=True, text=True, check=False)
+    assert read.returncode != 0 and read.stdout == ""
+    assert read.stderr.count("\n") == 1 and "15-cut-off.eml" in read.stderr and "cut off" in read.stderr
+    said = cli("run", str(TRIAGE / "app.py"), "triage", "-", stdin=read.stdout, env=env, code=2).complaint
+    assert "payload (stdin): it is empty" in said
+    assert stored(tmp_path, "triage.db") == NOTHING

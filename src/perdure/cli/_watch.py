@@ -25,6 +25,7 @@ FRAME: Final = 0.1
 """Seconds between two drawings of the gauge."""
 LOOK: Final = 1.0
 """Seconds between two looks at a run that executes somewhere else."""
+GOES_ON: Final = frozenset({"run.claimed", "run.waiting", "run.settled"})
 PLAIN_WIDTH: Final = 160
 """How long a call's line may be where no terminal sets it."""
 ANSWER_ROOM: Final = 24
@@ -51,7 +52,7 @@ class Watcher:
         """Follow the run until it settles, or waits and that is enough."""
         events = self._engine.events(self._run.id, after=self._after)
         if self._output.json:
-            if self._until_waiting and self._run.status is RunStatus.WAITING:
+            if self._rests_already:
                 requests = await self._engine.requests(run_id=self._run.id)
                 self._output.line(event_json(Waiting(self._run.id, self._run.next_event - 1, list(requests))))
                 return
@@ -62,7 +63,7 @@ class Watcher:
             return
         with self._screen:
             await self._open()
-            if self._until_waiting and self._run.status is RunStatus.WAITING:
+            if self._rests_already:
                 return
             drawing = self._engine.runtime.spawn(self._draw(), name="perdure-gauge")
             try:
@@ -73,6 +74,15 @@ class Watcher:
             finally:
                 drawing.cancel()
                 self._screen.gauge(None)
+
+    @property
+    def _at_end(self) -> bool:
+        """Whether nothing has happened that is still to be told."""
+        return self._after >= self._run.next_event - 1
+
+    @property
+    def _rests_already(self) -> bool:
+        return self._until_waiting and self._run.status is RunStatus.WAITING and self._at_end
 
     async def close(self) -> int:
         """The last lines and the output; answers the exit code."""
@@ -98,7 +108,7 @@ class Watcher:
         self._screen.line(headline(run))
         if self._after and run.usage != Usage():
             self._line(f"so far: {spent(run.usage)}")
-        if run.status is RunStatus.WAITING:
+        if run.status is RunStatus.WAITING and self._at_end:
             await self._cards(await self._engine.requests(run_id=run.id))
 
     async def _is_over(self, event: RunEvent) -> bool:
@@ -106,8 +116,9 @@ class Watcher:
             return True
         if not isinstance(event, Waiting) or not self._until_waiting:
             return False
-        # The row may have been answered between the event and now: then the run goes on, and so do we.
-        return (await self._engine.run(self._run.id)).status is RunStatus.WAITING
+        # It may have been answered since, and the run may even wait again: then there is more to tell.
+        later = await self._engine.store.events(self._run.id, after=event.seq)
+        return not any(each.type in GOES_ON for each in later) and (await self._engine.run(self._run.id)).status is RunStatus.WAITING
 
     # ── the gauge ──────────────────────────────────────────────────────────────────────────────────────────
     async def _draw(self) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
-from typing import Annotated, Any, Final, Optional
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Annotated, Final, Optional
 
 import typer
 from rich.text import Text
@@ -22,7 +23,12 @@ from perdure.core.limits import DRAIN_GRACE
 from perdure.core.run import RunStatus
 from perdure.core.runtime import run_main
 from perdure.engine import Engine
+from perdure.stores import Hint
 
+LOOK: Final = 0.3
+"""Seconds between two looks for news."""
+CURSORS_MAX: Final = 10_000
+"""Of how many runs it is remembered what was told; the longest unheard go first."""
 TOLD: Final = {
     "run.claimed": "running",
     "run.settled": "",
@@ -70,9 +76,10 @@ def worker(
 
 async def _work(engine: Engine, output: Output, grace: timedelta) -> int:
     stopped = asyncio.Event()
-    off = engine.on("*", lambda item: _tell(output, item))
     with stop_on_signals(stopped.set):
         async with engine:
+            news = News(engine, await engine.store.now(), lambda event: _tell(output, event))
+            telling = engine.runtime.spawn(news.tell_forever(), name="perdure-news")
             if not output.json:
                 output.note(_banner(engine))
             await stopped.wait()
@@ -80,10 +87,48 @@ async def _work(engine: Engine, output: Output, grace: timedelta) -> int:
             if not output.json:
                 output.note(f"draining: {plural(left, 'run')} may finish a step within {span(grace.total_seconds())}; once more stops hard")
             await engine.drain(grace)
-        off()
+            telling.cancel()
+            await asyncio.wait([telling])
+            await news.tell()
     if not output.json:
         output.note("stopped; what was left goes on at the next worker")
     return _exit.DONE
+
+
+class News:
+    """What happens to the runs of this process, read from the store: it tells of claims and ends too, which the store itself writes down."""
+
+    def __init__(self, engine: Engine, since: datetime, told: Callable[[Event], None]) -> None:
+        self._engine, self._since, self._told = engine, since, told
+        self._cursors: dict[str, int] = {}
+        self._changed: set[str] = set()
+        engine.store.on_hint(self._hear)
+
+    def _hear(self, hint: Hint) -> None:
+        if hint.run_id is not None:
+            self._changed.add(hint.run_id)
+
+    async def tell_forever(self) -> None:
+        while True:
+            await self.tell()
+            await self._engine.runtime.sleep(LOOK)
+
+    async def tell(self) -> None:
+        """Everything since the last call, run by run."""
+        active = self._engine.worker.executions
+        for run_id, execution in active.items():
+            # The claim is the last event of a run that was just claimed; what came before is not ours to tell.
+            self._cursors.setdefault(run_id, max(0, execution.run.next_event - 2))
+        changed, self._changed = self._changed | set(active), set()
+        for run_id in changed:
+            cursor = self._cursors.pop(run_id, 0)
+            for event in await self._engine.store.events(run_id, after=cursor):
+                cursor = event.seq
+                if event.at >= self._since:
+                    self._told(event)
+            self._cursors[run_id] = cursor
+        for forgotten in list(self._cursors)[: max(0, len(self._cursors) - CURSORS_MAX)]:
+            del self._cursors[forgotten]
 
 
 def _banner(engine: Engine) -> Text:
@@ -92,13 +137,11 @@ def _banner(engine: Engine) -> Text:
     return line.append(f"  agents: {', '.join(safe(each) for each in sorted(engine.agents))}. Ctrl-C drains.", style="bright_black")
 
 
-def _tell(output: Output, item: Any) -> None:
-    if not isinstance(item, Event):
-        return
+def _tell(output: Output, event: Event) -> None:
     if output.json:
-        output.line(event_json(item))
-    elif item.type in TOLD:
-        output.err.print(_line(item), soft_wrap=True)
+        output.line(event_json(event))
+    elif event.type in TOLD:
+        output.err.print(_line(event), soft_wrap=True)
 
 
 def _line(event: Event) -> Text:
