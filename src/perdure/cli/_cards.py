@@ -104,7 +104,8 @@ def _facts(wait: WaitPoint, now: datetime) -> list[str]:
     if wait.kind == "effect":
         worker = data.get("worker") or "an unknown worker"
         since = f", started {clock(datetime.fromisoformat(data['started_at']))}" if data.get("started_at") else ""
-        facts.append(f"by {safe(str(worker))}{since}")
+        heard = f", last heard {clock(datetime.fromisoformat(data['last_heard']))}" if data.get("last_heard") else ""
+        facts.append(f"by {safe(str(worker))}{since}{heard}")
         if data.get("error"):
             facts.append(brief(_message(data["error"]), 200))
     elif data.get("error") or data.get("message"):

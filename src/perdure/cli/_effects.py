@@ -10,7 +10,7 @@ from rich.text import Text
 
 from perdure.cli import _exit
 from perdure.cli._cards import Here
-from perdure.cli._find import LOOK_BACK, find_effect, find_run
+from perdure.cli._find import find_effect, find_run
 from perdure.cli._input import read_json, whoever
 from perdure.cli._json import effect_json
 from perdure.cli._open import engine_for
@@ -21,7 +21,6 @@ from perdure.core.commit import EffectFilter
 from perdure.core.effect import Effect, EffectState
 from perdure.core.errors import InvalidTrigger
 from perdure.core.runtime import run_main
-from perdure.engine import Engine
 
 STATE_COLOURS: Final = {"done": "green", "failed": "red", "unknown": "yellow", "started": "cyan", "planned": "blue"}
 COLUMNS: Final = (
@@ -101,7 +100,7 @@ def show(effect: EffectName, app: AppOption = None, store: StoreOrDefault = None
     async def main() -> int:
         async with engine:
             found = await find_effect(engine, effect)
-            heard = await _last_heard(engine, found)
+            heard = await engine.last_heard(found)
             now = await engine.store.now()
             here = Here.of(engine, app)
         if json:
@@ -194,23 +193,6 @@ def settle(
         return _exit.DONE
 
     return run_main(main)
-
-
-async def _last_heard(engine: Engine, effect: Effect) -> datetime | None:
-    """The last durable sign of the execution that started it."""
-    heard: datetime | None = None
-    ours = False
-    after = 0
-    while page := await engine.store.events(effect.run_id, after=after, limit=LOOK_BACK):
-        after = page[-1].seq
-        for event in page:
-            if event.type == "run.claimed":
-                ours = event.data.get("epoch") == effect.epoch
-            elif event.type == "run.recovered":
-                ours = False
-            if ours:
-                heard = event.at
-    return heard
 
 
 def _short(key: str) -> str:

@@ -43,7 +43,7 @@ from perdure.engine import _settle
 from perdure.engine._execution import Execution
 from perdure.engine._facts import Known, StepFacts
 from perdure.engine._history import MessageLog
-from perdure.engine._journal import Write
+from perdure.engine._journal import Write, WriteRefused
 from perdure.engine._policy import Policy
 from perdure.engine._retry import Again, GiveUp, Later, Quota, after_model_failure
 from perdure.engine._tools import Rest, Stopped, ToolDesk
@@ -86,6 +86,8 @@ class AgentJob:
                 return await self._loop(self._session)
         except Rest as rest:
             return rest.write
+        except WriteRefused as refused:
+            return self._failed(refused.error)
         except Exception as error:
             return self._failed(error)
         finally:
@@ -335,7 +337,6 @@ class AgentJob:
             error = step.error or (None if result.outcome == "success" else {"outcome": result.outcome})
             steps.append(replace(step, base=self._message_log.base, message=position, output=None, error=error))
         checkpoint = self._message_log.write(self._index, session.messages, self._finish_reason)
-        self._journal.usage = replace(self._journal.usage, tool_calls=self._journal.usage.tool_calls + self._desk.tool_calls)
         data: dict[str, Any] = {"step": self._index}
         if answered.results:
             data["tools"] = [result.call.name for result in answered.results]
@@ -349,7 +350,6 @@ class AgentJob:
         assert self._desk is not None
         write = self._take_unsaved()
         late = self._desk.finished()
-        self._journal.usage = replace(self._journal.usage, tool_calls=self._journal.usage.tool_calls + self._desk.tool_calls)
         checkpoint = self._message_log.write(self._index, session.messages, self._finish_reason)
         event = EventWrite("step.completed", {"step": self._index})
         ending = _settle.completed(finished.output_json, self._finish_reason or "stop")
@@ -372,6 +372,8 @@ class AgentJob:
                 if reply != Write():
                     await self._journal.write(reply)
                 raise
+            except Exception as error:
+                raise WriteRefused(error) from error
 
     def _take_unsaved(self) -> Write:
         reply, self._unsaved = self._unsaved, None

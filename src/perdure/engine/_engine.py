@@ -7,7 +7,7 @@ import inspect
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
 
@@ -51,6 +51,7 @@ from perdure.effects import HeldEffects
 from perdure.engine._admission import File, Wish, checked, fork_of, new_run, read_file
 from perdure.engine._agents import AgentType
 from perdure.engine._handle import DurableAgent, Request, RunHandle, seconds
+from perdure.engine._heard import last_heard
 from perdure.engine._jobtype import JobType
 from perdure.engine._news import RunEvent, follow, until_final
 from perdure.engine._notify import Link, Messenger, token_hash
@@ -520,6 +521,10 @@ class Engine:
         """Effects, by default those whose outcome is unknown."""
         where = EffectFilter(run_id=run_id, state=(state,) if state else (), limit=limit)
         return await self._again(lambda: self.store.effects(where))
+
+    async def last_heard(self, effect: Effect) -> datetime | None:
+        """The last durable sign of the execution that started an effect, by the store's clock."""
+        return await self._again(lambda: last_heard(self.store, effect))
 
     async def settle(
         self,

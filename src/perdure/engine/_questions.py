@@ -49,8 +49,8 @@ def wait_row(call: Call, wait: Wait, *, id: str, index: int, now: datetime) -> W
     )
 
 
-def unknown_row(row: EffectWrite, effect: Effect | None, *, id: str, owner: str | None) -> WaitWrite:
-    """What became of this effect? Names the worker that started it, and when."""
+def unknown_row(row: EffectWrite, effect: Effect | None, *, id: str, owner: str | None, heard: datetime | None) -> WaitWrite:
+    """What became of this effect? Names the worker that started it, when, and when it was last heard of."""
     started = effect.started_at if effect is not None else None
     return WaitWrite(
         id=id,
@@ -66,6 +66,7 @@ def unknown_row(row: EffectWrite, effect: Effect | None, *, id: str, owner: str 
         data={
             "worker": effect.worker if effect is not None else owner,
             "started_at": started.isoformat() if started else None,
+            "last_heard": heard.isoformat() if heard else None,
             "error": row.error,
             "decisions": ["done", "run", "fail"],
         },

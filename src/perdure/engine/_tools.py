@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from perdure.agents import ApprovalRequired, Call, CallDeferred, Decision, ModelRetry, ToolFailed
+from perdure.agents import ApprovalRequired, Call, CallDeferred, Decision, ModelRetry, ToolFailed, describe
 from perdure.approvals import ApprovalCall, ApprovalRule
 from perdure.context import CurrentRun, Wait
-from perdure.core.codec import clean, fingerprint
+from perdure.core.codec import clean, clean_text, fingerprint
 from perdure.core.commit import EffectFilter, Park, Release
 from perdure.core.effect import Effect, EffectState, EffectWrite, effect_key
-from perdure.core.errors import ConfigurationError, Conflict, Suspend, UnserializableError
+from perdure.core.errors import ConfigurationError, Conflict, PerdureError, StoreUnavailable, Suspend
 from perdure.core.event import EventWrite
 from perdure.core.limits import EFFECT_GRACE
 from perdure.core.step import StepWrite
@@ -28,8 +28,9 @@ from perdure.core.wait import ResolutionKind, WaitPoint, WaitWrite
 from perdure.effects import EffectCall, EffectRule, Happened, HeldEffects
 from perdure.engine._execution import Execution
 from perdure.engine._facts import Known, StepFacts
+from perdure.engine._heard import last_heard
 from perdure.engine._held import decision, find_twin, question
-from perdure.engine._journal import Write
+from perdure.engine._journal import Write, WriteRefused
 from perdure.engine._policy import Policy
 from perdure.engine._position import POSITION, AtWork, Outside, Position
 from perdure.engine._questions import approval_row, read_decision, read_event, unknown_row, wait_row
@@ -91,7 +92,6 @@ class ToolDesk:
         self._late_events: list[EventWrite] = []
         self._in_flight: set[asyncio.Task[Any]] = set()
         self._rest_later: timedelta | None = None
-        self.tool_calls = 0
 
     # ── what the session calls ─────────────────────────────────────────────────────────────────────────────
     async def run_tool(self, call: Call, body: Body, *, approved: bool) -> Any:
@@ -140,6 +140,9 @@ class ToolDesk:
         steps = tuple(self._unwritten[position] for position in sorted(self._unwritten))
         write = Write(steps=steps, effects=tuple(self._late_effects), events=tuple(self._late_events), progress=bool(steps))
         self._unwritten, self._late_effects, self._late_events = {}, [], []
+        # A call counts with the row that says what it came to, so that the count is the same whether the step rested in between or not.
+        journal = self._execution.journal
+        journal.usage = replace(journal.usage, tool_calls=journal.usage.tool_calls + len(steps))
         return write
 
     def written_answers(self) -> frozenset[int]:
@@ -184,10 +187,10 @@ class ToolDesk:
                 self._answer(call, started, Known("failed", f"Timed out: {text}"))
                 raise ToolFailed(f"Timed out: {text}") from error
             except ModelRetry as error:
-                self._answer(call, started, Known("retry", error.message))
+                self._answer(call, started, Known("retry", clean_text(error.message)))
                 raise
             except ToolFailed as error:
-                self._answer(call, started, Known("failed", str(error)))
+                self._answer(call, started, Known("failed", clean_text(str(error))))
                 raise
             except Exception as error:
                 self._answer(call, started, Known("failed", describe(error)))
@@ -198,9 +201,12 @@ class ToolDesk:
         """The value as it may be stored; one that can't be is a failure that names the path."""
         try:
             kept = await self._keep(value)
-        except UnserializableError as error:
-            self._answer(call, started, Known("failed", f"The result can't be stored: {error.message}"))
-            raise ToolFailed(f"The result can't be stored: {error.message}") from error
+        except StoreUnavailable as error:
+            raise WriteRefused(error) from error
+        except Exception as error:
+            text = f"The result can't be stored: {_reason(error)}"
+            self._answer(call, started, Known("failed", text))
+            raise ToolFailed(text) from error
         self._answer(call, started, Known("success", kept))
         return kept
 
@@ -274,7 +280,8 @@ class ToolDesk:
             if said is not None:
                 return self._set(replace(row, state=EffectState.PLANNED))
         self._stop_batch(call.position)
-        self._deferrals[call.position] = Deferral(self._unknown_row(row, effect))
+        heard = None if effect is None else await last_heard(self._execution.store, effect)
+        self._deferrals[call.position] = Deferral(self._unknown_row(row, effect, heard))
         raise CallDeferred
 
     async def _time_left(self, effect: Effect | None, row: EffectWrite) -> timedelta:
@@ -346,12 +353,24 @@ class ToolDesk:
             self._answer(call, self._execution.runtime.now(), known)
             return known
         self._stop_batch(call.position)
-        row = replace(self._unknown_row(holder.row, holder), question=f"business:{call.position}", index=self._facts.index, tool_call_id=call.id)
+        heard = await last_heard(self._execution.store, holder)
+        row = replace(
+            self._unknown_row(holder.row, holder, heard), question=f"business:{call.position}", index=self._facts.index, tool_call_id=call.id
+        )
         data = {**row.data, "run_id": holder.run_id, "state": str(holder.state), "business_key": holder.row.claim}
         self._deferrals[call.position] = Deferral(replace(row, position=call.position, data=data))
         raise CallDeferred
 
     async def _do(self, call: Call, body: Body, rule: EffectRule, row: EffectWrite, limit: float | None) -> Known | None:
+        """The body and its record. An error here is never the tool's: what the tool raised is in the record."""
+        try:
+            return await self._body_and_record(call, body, rule, row, limit)
+        except (ApprovalRequired, CallDeferred):
+            raise
+        except Exception as error:
+            raise WriteRefused(error) from error
+
+    async def _body_and_record(self, call: Call, body: Body, rule: EffectRule, row: EffectWrite, limit: float | None) -> Known | None:
         began = self._execution.runtime.now()
         with self._at_work(call, row.key, row.try_no):
             try:
@@ -377,10 +396,10 @@ class ToolDesk:
         try:
             kept = await self._keep(value)
             known = Known("success", kept)
-        except UnserializableError as error:
+        except Exception as error:
             # The deed is done whatever its result looks like.
             kept = None
-            known = Known("failed", f"The call was made, but its result can't be stored: {error.message}")
+            known = Known("failed", f"The call was made, but its result can't be stored: {_reason(error)}")
         done = replace(row, state=EffectState.DONE, result=kept, error=None if known.outcome == "success" else {"message": known.content})
         self._answer(call, began, known)
         await self._record(done, EventWrite("effect.done", {"key": row.key, "tool": row.tool}))
@@ -388,9 +407,9 @@ class ToolDesk:
 
     async def _did_not_happen(self, call: Call, rule: EffectRule, row: EffectWrite, began: datetime, error: Exception) -> Known | None:
         if isinstance(error, ModelRetry):
-            known = Known("retry", error.message)
+            known = Known("retry", clean_text(error.message))
         else:
-            known = Known("failed", str(error) if isinstance(error, ToolFailed) and str(error) else describe(error))
+            known = Known("failed", clean_text(str(error)) if isinstance(error, ToolFailed) and str(error) else describe(error))
         retries = rule.retries
         if retries is not None and row.try_no < retries.attempts and not isinstance(error, ModelRetry):
             again = replace(row, state=EffectState.PLANNED, try_no=row.try_no + 1)
@@ -414,7 +433,7 @@ class ToolDesk:
             self._execution.run.epoch,
             self._execution.runtime.now(),
         )
-        waits = (self._unknown_row(unknown, effect),) if row.unknown == "ask" else ()
+        waits = (self._unknown_row(unknown, effect, self._execution.store_now()),) if row.unknown == "ask" else ()
         await self._execution.journal.write(Write(effects=(unknown,), events=(event,), waits=waits))
         self._effects[row.key] = unknown
         if isinstance(error, asyncio.CancelledError):
@@ -499,8 +518,8 @@ class ToolDesk:
     def _wait_row(self, call: Call, wait: Wait) -> WaitWrite:
         return wait_row(call, wait, id=self._new_id(), index=self._facts.index, now=self._execution.store_now())
 
-    def _unknown_row(self, row: EffectWrite, effect: Effect | None) -> WaitWrite:
-        return unknown_row(row, effect, id=self._new_id(), owner=self._execution.run.lease_owner)
+    def _unknown_row(self, row: EffectWrite, effect: Effect | None, heard: datetime | None) -> WaitWrite:
+        return unknown_row(row, effect, id=self._new_id(), owner=self._execution.run.lease_owner, heard=heard)
 
     async def outside(self, name: str, ask: Callable[[str], Awaitable[Any]], timeout: timedelta | None) -> Any:
         """A wait inside a plain tool's body, for Pydantic AI's external events.
@@ -653,7 +672,6 @@ class ToolDesk:
 
     def _answer(self, call: Call, started: datetime, known: Known) -> None:
         self._answers[call.position] = known
-        self.tool_calls += 1
         self._unwritten[call.position] = StepWrite(
             kind="tool",
             index=self._facts.index,
@@ -678,10 +696,8 @@ def _not_sent(row: EffectWrite) -> EffectWrite:
     return planned if row.try_no > 1 else replace(planned, input=None, input_hash=None)
 
 
-def describe(error: BaseException) -> str:
-    """An exception as one line, never empty."""
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+def _reason(error: Exception) -> str:
+    return error.message if isinstance(error, PerdureError) else describe(error)
 
 
 async def _run(body: Body) -> Any:

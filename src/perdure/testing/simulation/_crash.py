@@ -122,7 +122,11 @@ class CrashReport:
             f"{self.model_calls_repeated} model calls repeated (at most {self.model_calls_repeated_most} in one run), {len(self.refused)} histories refused"
         )
         if self.effects:
-            head += ", effects at most " + ", ".join(f"{name} {count}" for name, count in sorted(self.effects.items())) + f", people asked {self.asked} times"
+            head += (
+                ", effects at most "
+                + ", ".join(f"{name} {count}" for name, count in sorted(self.effects.items()))
+                + f", people asked {self.asked} times"
+            )
         return "\n  ".join([head, *self.unfinished[:10], *self.violations[:10], *self.refused[:10]])
 
 
@@ -214,9 +218,7 @@ def _enter(report: CrashReport, calm: Outcome, outcome: Outcome, ledger: Ledger 
 class Laboratory:
     """Simulates one run of one agent, again and again."""
 
-    def __init__(
-        self, part: Part, input: Any, store: StoreName, answer: Answer | None, ledger: Ledger | None, options: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, part: Part, input: Any, store: StoreName, answer: Answer | None, ledger: Ledger | None, options: Mapping[str, Any]) -> None:
         self.part, self.input, self.store, self.answer, self.ledger, self.options = part, input, store, answer, ledger, options
         self.results: dict[str, Any] = {}
         """What each tool came to in the undisturbed run: what honest people say that it did."""
