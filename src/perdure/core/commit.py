@@ -289,6 +289,28 @@ class Swept:
         return len(self.recovered) + len(self.poisoned) + len(self.expired) + len(self.woken) + len(self.deadlines)
 
 
+@dataclass(frozen=True, slots=True)
+class PruneRequest:
+    """Forget settled runs that ended at least `older_than` ago, the oldest first, at most `limit` of them; and as many keys whose retention is over.
+
+    Never forgotten, however old: a run that a fork, a child or a parent still needs, the head of a thread and what an unfinished run of the thread read
+    as its head, a run with an open wait row, and one whose effect holds a business key beyond the run.
+    """
+
+    older_than: timedelta
+    agent: str | None = None
+    status: tuple[RunStatus, ...] = ()
+    limit: int = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """Ids of the runs that were forgotten, and how many keys. A key whose run is gone answers with its id, its final status and `pruned`."""
+
+    runs: tuple[str, ...] = ()
+    keys: int = 0
+
+
 # ── reads ──────────────────────────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True, slots=True)
 class Loaded:

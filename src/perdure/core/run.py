@@ -152,6 +152,7 @@ class Run:
     commit is always told the truth. `lease_owner` and `lease_expires_at` are set while `running`.
     `settlement` counts entries into a final status; a retry names the one that it answers.
     `seq` is the order of admission in this store. `head` is the run that its thread's head named at the first claim of this generation.
+    `pruned` marks what is left of a run that was forgotten: its key still knows the id and the final status.
     """
 
     id: str
@@ -190,11 +191,18 @@ class Run:
     next_event: int = 1
     next_step: int = 1
     head: str | None = None
+    pruned: bool = False
 
     @property
     def forked(self) -> bool:
         """Whether `parent_run` is the run that this one was forked from: an ancestor, but nobody's child."""
         return self.trigger.source == "fork"
+
+    @classmethod
+    def forgotten(cls, run_id: str, agent: str, key: str, status: RunStatus) -> Run:
+        """What a key answers once its run was pruned."""
+        trigger = TriggerEnvelope(id="", source="python", trigger=agent, payload=None, key=key)
+        return cls(run_id, agent, status, trigger, pruned=True)
 
     @property
     def thread(self) -> str | None:

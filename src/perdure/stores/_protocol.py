@@ -26,6 +26,8 @@ from perdure.core.commit import (
     Lease,
     Loaded,
     NewRun,
+    Pruned,
+    PruneRequest,
     Renewed,
     Resolve,
     Resolved,
@@ -113,6 +115,10 @@ class Store(Protocol):
 
     async def sweep(self, request: SweepRequest) -> Swept:
         """Do what time asks for, at most `limit` rows of each kind, each update repeating its condition."""
+        ...
+
+    async def prune(self, request: PruneRequest) -> Pruned:
+        """Forget old settled runs that nothing needs any more. Apart from the writes of runs: each run in a transaction of its own."""
         ...
 
     async def signal(self, signal: Signal) -> bool:

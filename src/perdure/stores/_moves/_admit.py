@@ -57,11 +57,11 @@ def _seen(work: Work, new: NewRun, now: int) -> Program[Run | None]:
 
 
 def run_of_key(work: Work, stands: Row) -> Program[Run]:
-    """The run that a key started; of one that was pruned, what the key still knows."""
+    """The run that a key started; of one that was forgotten, what the key still knows."""
     row = yield from work.row("get_run", id=stands["run_id"])
     if row is not None:
         return _rows.read_run(work, row)
-    raise AssertionError("pruned")
+    return Run.forgotten(stands["run_id"], stands["agent"], stands["key"], RunStatus(stands["status"]))
 
 
 def _refuse_missing_attachments(work: Work, new: NewRun) -> Program[None]:

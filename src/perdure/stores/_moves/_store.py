@@ -23,6 +23,8 @@ from perdure.core.commit import (
     Lease,
     Loaded,
     NewRun,
+    Pruned,
+    PruneRequest,
     Renewed,
     Resolve,
     Resolved,
@@ -40,7 +42,7 @@ from perdure.core.event import Event
 from perdure.core.run import Run
 from perdure.core.step import Step
 from perdure.core.wait import WaitPoint
-from perdure.stores._moves import _admit, _claim, _commit, _lifecycle, _notices, _reads, _resolve
+from perdure.stores._moves import _admit, _claim, _commit, _lifecycle, _notices, _prune, _reads, _resolve
 from perdure.stores._moves._program import Program, Verb, Work, span
 from perdure.stores._protocol import Hint
 
@@ -98,6 +100,13 @@ class SqlStore(ABC):
         for each in due:
             done.append((each.run_id, await self._write(partial(_lifecycle.sweep, due=each, deaths_max=request.deaths_max))))
         return _lifecycle.tally(done, await self._look(_lifecycle.next_due))
+
+    async def prune(self, request: PruneRequest) -> Pruned:
+        forgotten: list[str] = []
+        for old in await self._look(lambda work: _prune.list_old(work, request)):
+            if await self._write(partial(_prune.forget, old=old, ask=request)):
+                forgotten.append(old.run_id)
+        return Pruned(tuple(forgotten), await self._write(lambda work: _prune.forget_keys(work, request.limit)))
 
     async def signal(self, signal: Signal) -> bool:
         return await self._write(lambda work: _resolve.signal(work, signal))

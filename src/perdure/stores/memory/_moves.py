@@ -32,8 +32,9 @@ class Moves(Tables):
             return Admitted(copied(seen), False)
         self._check_new(new)
         now = self.now()
+        self.admitted += 1
         run = Run(
-            id=new.id, agent=new.agent, status=RunStatus.PENDING, trigger=new.trigger, seq=len(self.rows) + 1, budget=new.budget,
+            id=new.id, agent=new.agent, status=RunStatus.PENDING, trigger=new.trigger, seq=self.admitted, budget=new.budget,
             parent_run=new.parent_run, parent_wait=new.parent_wait, priority=new.priority, labels=new.labels, created_at=now, updated_at=now,
             available_at=now + (new.delay or timedelta(0)), deadline=None if new.budget.deadline is None else now + new.budget.deadline,
         )  # fmt: skip

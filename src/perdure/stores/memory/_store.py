@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from threading import Lock
 from typing import Any, Self, cast
 
-from perdure.core import answers, endings, facts
+from perdure.core import answers, endings, facts, revive
 from perdure.core.artifact import Artifact
 from perdure.core.checkpoint import Checkpoint
 from perdure.core.commit import (
@@ -30,6 +30,8 @@ from perdure.core.commit import (
     Loaded,
     NewRun,
     Outcome,
+    Pruned,
+    PruneRequest,
     Renewed,
     Resolve,
     Resolved,
@@ -56,6 +58,7 @@ from perdure.stores._protocol import Hint
 from perdure.stores.memory import _claims as claims
 from perdure.stores.memory import _sweeps as sweeps
 from perdure.stores.memory._moves import Moves
+from perdure.stores.memory._prune import prune
 
 
 class MemoryStore:
@@ -166,19 +169,10 @@ class MemoryStore:
         with self._write():
             row, now = self._moves.row(request.run_id), self._moves.now()
             run = row.run
-            stopped = run.status in (RunStatus.FAILED, RunStatus.CANCELLED)
-            answered = request.settlement < run.settlement or (request.settlement == run.settlement and not run.status.final)
-            if answered and run.settlement > 0:
+            if revive.answered_already(run, request):
                 return Retried(copied(run), "already")
-            if not stopped or request.settlement != run.settlement:
-                raise Conflict(f"Run {run.id} is {run.status}: only a failed or cancelled run can be retried.", run_id=run.id, status=str(run.status))
-            if request.deadline is None and run.deadline is not None and run.deadline <= now:
-                raise Conflict(f"The deadline of run {run.id} has passed. Retry it with a new one.", run_id=run.id, status=str(run.status))
-            row.run = replace(
-                run, generation=run.generation + (request.mode == "full"), cancel_requested=False, deaths=0, available_at=now, finished_at=None,
-                output=None, error=None, finish_reason=None, budget=request.budget or run.budget,
-                deadline=run.deadline if request.deadline is None else now + request.deadline,
-            )  # fmt: skip
+            revive.refuse(run, request, now)
+            row.run = revive.revived(run, request, now)
             self._moves.tell(row, facts.retried(row.run, request))
             self._moves.rest(row, RunStatus.PENDING, now)
             return Retried(copied(row.run), "retried")
@@ -186,6 +180,10 @@ class MemoryStore:
     async def sweep(self, request: SweepRequest) -> Swept:
         with self._write():
             return sweeps.sweep(self._moves, request)
+
+    async def prune(self, request: PruneRequest) -> Pruned:
+        with self._write():
+            return prune(self._moves, request)
 
     # ── signals and effects ────────────────────────────────────────────────────────────────────────────────
     async def signal(self, signal: Signal) -> bool:

@@ -34,6 +34,8 @@ class Row:
     head_generation: int = 0
     answer: Committed | None = None
     ended_by_commit: bool = False
+    settled_at: datetime | None = None
+    """When a run settled that was forgotten since."""
     messages: dict[tuple[int, int], list[bytes]] = field(default_factory=dict[tuple[int, int], list[bytes]])
     checkpoints: dict[tuple[int, int], Checkpoint] = field(default_factory=dict[tuple[int, int], Checkpoint])
     steps: list[Step] = field(default_factory=list[Step])
@@ -64,6 +66,9 @@ class Tables:
     def __init__(self, clock: Callable[[], datetime]) -> None:
         self.clock = clock
         self.rows: dict[str, Row] = {}
+        self.pruned: dict[str, Row] = {}
+        """What keys still know of runs that were forgotten."""
+        self.admitted = 0
         self.keys: dict[tuple[str, str], str] = {}
         self.heads: dict[str, str] = {}
         self.waits: dict[str, str] = {}
@@ -96,8 +101,8 @@ class Tables:
         run_id = self.keys.get((agent, key))
         if run_id is None:
             return None
-        row = self.rows[run_id]
-        settled = row.run.finished_at
+        row = self.rows.get(run_id) or self.pruned[run_id]
+        settled = row.settled_at or row.run.finished_at
         return None if settled is not None and settled + row.key_retention <= self.now() else row
 
     def all_open(self) -> list[WaitPoint]:

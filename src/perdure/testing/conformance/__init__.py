@@ -15,7 +15,7 @@ import pytest
 if TYPE_CHECKING:
     from perdure.testing.conformance._machine import StoreMachine
 
-for _module in ("admit", "bench", "checkpoints", "claims", "commits", "effects", "reads", "runs", "values", "waits"):
+for _module in ("admit", "bench", "checkpoints", "claims", "commits", "effects", "prune", "reads", "runs", "values", "waits"):
     pytest.register_assert_rewrite(f"{__name__}._{_module}")
 
 from perdure.testing.conformance._admit import AdmitConformance  # noqa: E402
@@ -24,6 +24,7 @@ from perdure.testing.conformance._claims import ClaimConformance, HoldConformanc
 from perdure.testing.conformance._commits import CommitConformance  # noqa: E402
 from perdure.testing.conformance._effects import EffectConformance  # noqa: E402
 from perdure.testing.conformance._kit import Conformance, Kit, SizedKit  # noqa: E402
+from perdure.testing.conformance._prune import PruneConformance  # noqa: E402
 from perdure.testing.conformance._reads import ArtifactConformance, HintConformance, NoticeConformance, ReadConformance  # noqa: E402
 from perdure.testing.conformance._runs import (  # noqa: E402
     CancelConformance,
@@ -55,6 +56,7 @@ class StoreConformance(
     ArtifactConformance,
     NoticeConformance,
     HintConformance,
+    PruneConformance,
 ):
     """All of it."""
 
@@ -74,6 +76,7 @@ __all__ = [
     "LeaseConformance",
     "MoveConformance",
     "NoticeConformance",
+    "PruneConformance",
     "ReadConformance",
     "RetryConformance",
     "SignalConformance",

@@ -70,6 +70,7 @@ CREATE INDEX run_due ON perdure.run (due_at) WHERE due_at IS NOT NULL;
 CREATE INDEX run_lease ON perdure.run (lease_expires_at) WHERE status = 'running';
 CREATE INDEX run_token ON perdure.run (claim_token) WHERE claim_token IS NOT NULL;
 CREATE INDEX run_deadline ON perdure.run (deadline) WHERE deadline IS NOT NULL AND status IN ('pending', 'interrupted', 'waiting');
+CREATE INDEX run_finished ON perdure.run (finished_at, seq) WHERE finished_at IS NOT NULL;
 CREATE INDEX run_key ON perdure.run (concurrency_key, seq) WHERE concurrency_key IS NOT NULL AND status IN ('pending', 'interrupted');
 -- Newest first as an expression of its own: else the planner would walk the primary key backwards and hope for rows of that status.
 CREATE INDEX run_agent ON perdure.run (agent, status, (-seq));

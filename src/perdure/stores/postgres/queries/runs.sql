@@ -22,9 +22,9 @@ SELECT r.*, b.trigger, b.budget, b.labels, b.output, b.error FROM perdure.run r 
 SELECT r.*, b.trigger, b.budget, b.labels, b.output, b.error FROM perdure.run r JOIN perdure.run_body b ON b.run = r.seq WHERE r.seq = %(seq)s
 
 -- name: get_kin
--- What a descendant must know of a run: whether it holds this thread, and who its own parent is.
+-- What a descendant must know of a run: whether it holds this thread, and who its own parent is. It can't be forgotten meanwhile.
 SELECT id, parent_run, forked, EXISTS (SELECT 1 FROM perdure.hold h WHERE h.kind = 'thread' AND h.name = %(thread)s AND h.run = run.seq) AS holds
-FROM perdure.run WHERE id = %(id)s
+FROM perdure.run WHERE id = %(id)s FOR SHARE
 
 -- name: save_run
 -- Every column of a run that may change.

@@ -69,6 +69,7 @@ CREATE INDEX run_due ON run (due_at) WHERE due_at IS NOT NULL;
 CREATE INDEX run_lease ON run (lease_expires_at) WHERE status = 'running';
 CREATE INDEX run_token ON run (claim_token) WHERE claim_token IS NOT NULL;
 CREATE INDEX run_deadline ON run (deadline) WHERE deadline IS NOT NULL AND status IN ('pending', 'interrupted', 'waiting');
+CREATE INDEX run_finished ON run (finished_at, seq) WHERE finished_at IS NOT NULL;
 CREATE INDEX run_key ON run (concurrency_key, seq) WHERE concurrency_key IS NOT NULL AND status IN ('pending', 'interrupted');
 CREATE INDEX run_agent ON run (agent, status, seq);
 CREATE INDEX run_status ON run (status, seq);
