@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from perdure.pipeline._adapters import (
     Advance,
+    Chains,
     Claim,
     CommitsOutcomes,
     ComparesAndSets,
@@ -51,6 +52,7 @@ __all__ = [
     "AgentOutcome",
     "Answer",
     "Approval",
+    "Chains",
     "Checkpoint",
     "Claim",
     "CommitsOutcomes",

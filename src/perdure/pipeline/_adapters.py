@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
-from typing import Any, Final, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Final, Literal, Protocol, TypeAlias, cast, runtime_checkable
 
 from perdure.pipeline._records import Checkpoint, JobRecord, JobStatus, LogEntry, Progress
 
@@ -167,6 +167,16 @@ class Leases(Protocol):
         ...
 
 
+@runtime_checkable
+class Chains(Protocol):
+    async def commit_and_claim(self, outcome: Outcome, lease: timedelta) -> Claim | None:
+        """`commit_outcome` and `claim_job` in one write, for a worker that goes on with the job. None: refused.
+
+        Not taken: the job was paused meanwhile. Taken: its next advance is due when the lease runs out, should the worker die.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Advance:
     """An advance taken from a queue. `token` names this taking of it."""
@@ -207,6 +217,39 @@ class KnowsPending(Protocol):
     async def is_pending(self, job_id: str) -> bool: ...
 
 
-def joined(storage: StorageAdapter, scheduler: SchedulerAdapter) -> bool:
+# ── asking for them ────────────────────────────────────────────────────────────────────────────────────────
+_KNOWN: Final[dict[tuple[type, type], bool]] = {}
+
+
+def _has(adapter: object, capability: type) -> bool:
+    """`isinstance`, remembered by class: asked several times in each advance, and looking at each method of a protocol is slow."""
+    key = (type(adapter), capability)
+    known = _KNOWN.get(key)
+    if known is None:
+        known = _KNOWN[key] = isinstance(adapter, capability)
+    return known
+
+
+def leasing(storage: object) -> Leases | None:
+    return cast(Leases, storage) if _has(storage, Leases) else None
+
+
+def committing(storage: object) -> CommitsOutcomes | None:
+    return cast(CommitsOutcomes, storage) if _has(storage, CommitsOutcomes) else None
+
+
+def comparing(storage: object) -> ComparesAndSets | None:
+    return cast(ComparesAndSets, storage) if _has(storage, ComparesAndSets) else None
+
+
+def chaining(storage: object) -> Chains | None:
+    return cast(Chains, storage) if _has(storage, Chains) else None
+
+
+def keeping_output(storage: object) -> KeepsOutput | None:
+    return cast(KeepsOutput, storage) if _has(storage, KeepsOutput) else None
+
+
+def joined(storage: object, scheduler: object) -> bool:
     """Whether the scheduler's advances are rows of this storage, so that an outcome can carry the next one."""
-    return getattr(scheduler, "storage", None) is storage and isinstance(storage, CommitsOutcomes)
+    return getattr(scheduler, "storage", None) is storage and committing(storage) is not None

@@ -129,6 +129,14 @@ class MemoryStorage:
         self._change(job_id, version=job.record.version + 1, deaths=died)
         return Claim(self._copy(job), taken=True, now=now)
 
+    async def commit_and_claim(self, outcome: Outcome, lease: timedelta) -> Claim | None:
+        if await self.commit_outcome(outcome) is None:
+            return None
+        claim = await self.claim_job(outcome.job_id, lease)
+        if claim.taken:
+            self._advances[outcome.job_id] = _Due(self._runtime.now() + lease)
+        return claim
+
     async def renew_lease(self, job_id: str, version: int, lease: timedelta, progress: Progress | None = None) -> bool:
         job = self._jobs.get(job_id)
         if job is None or job.record.version != version or job.lease_until is None:

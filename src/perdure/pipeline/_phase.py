@@ -131,6 +131,7 @@ class Cancellation:
         self.reason: CancelReason | None = None
         self._event = asyncio.Event()
         self._threads = threading.Event()
+        self._follower: Cancellation | None = None
 
     def is_set(self) -> bool:
         return self.reason is not None
@@ -151,6 +152,14 @@ class Cancellation:
             self.reason = reason
             self._event.set()
             self._threads.set()
+            if self._follower is not None:
+                self._follower.fire(reason)
+
+    def lead(self, follower: Cancellation | None) -> None:
+        """Have `follower` fire when this one does."""
+        self._follower = follower
+        if follower is not None and self.reason is not None:
+            follower.fire(self.reason)
 
 
 class Desk(Protocol):

@@ -15,10 +15,10 @@ from typing import Any, Final, Literal
 from perdure.core.limits import DEATHS_MAX, LEASE_DEFAULT
 from perdure.core.runtime import RealRuntime, Runtime
 from perdure.pipeline import _failures as failures
-from perdure.pipeline._adapters import KEEP, Claim, CommitsOutcomes, ComparesAndSets, Kept, Leases, Outcome, SchedulerAdapter, StorageAdapter
+from perdure.pipeline._adapters import KEEP, Claim, Kept, Outcome, SchedulerAdapter, StorageAdapter, chaining, committing, comparing, leasing
 from perdure.pipeline._errors import InvalidStateError, JobLost, PhaseError
 from perdure.pipeline._keeper import Held, LeaseKeeper
-from perdure.pipeline._phase import Cancellation, Phase, PhaseContext, PhaseResult, S, check_phases
+from perdure.pipeline._phase import Cancellation, Phase, PhaseContext, PhaseResult, S, Wait, check_phases
 from perdure.pipeline._records import Checkpoint, JobRecord, Level, LogEntry, Progress
 from perdure.pipeline._settle import NOW, Phases, Refused, Stay, repause, settle, settle_exception, time_is_up
 from perdure.pipeline._writer import write
@@ -34,7 +34,8 @@ Advanced = Literal["ran", "early", "busy", "idle", "lost"]
 
 @dataclass(frozen=True, slots=True)
 class Env:
-    """What an advance works with. `cancelled` fires from outside (a worker that drains); `keeper` is a worker's own."""
+    """What an advance works with. `cancelled` fires from outside (a worker that drains); `keeper` is a worker's own. `chain` is how many phases it may
+    run in one go, where storage and scheduler allow it."""
 
     storage: StorageAdapter
     scheduler: SchedulerAdapter
@@ -42,6 +43,7 @@ class Env:
     lease: timedelta = LEASE_DEFAULT
     keeper: LeaseKeeper | None = None
     cancelled: Cancellation | None = None
+    chain: int = 1
 
     async def write(self, outcome: Outcome, current: Checkpoint[Any] | None) -> int | None:
         return await write(self.storage, self.scheduler, outcome, current)
@@ -69,37 +71,47 @@ async def advance(job_id: str, phases: Phases, env: Env) -> Advanced:
         if not alone:
             return "busy"
         sent = env.runtime.monotonic()
-        claim = await _take(job_id, env)
-        if claim.busy is not None:
-            # Not simply dropped: should the holder die, this is the advance that takes over.
-            await env.scheduler.schedule_advance(job_id, claim.busy)
-            return "busy"
-        job = claim.job
-        if job is None or job.checkpoint is None or job.status not in ("running", "paused"):
-            return "idle"
-        stay = _stay(job_id, job, job.checkpoint, env, claim)
-        if job.status == "paused":
-            return await _wake(stay, env)
-        return await _enter(stay, job, phases, env, sent)
+        came: Advanced | Claim = await _take(job_id, env)
+        for left in reversed(range(env.chain)):
+            came = await _go_on(job_id, came, phases, env if left else replace(env, chain=1), sent)
+            if not isinstance(came, Claim):
+                return came
+            sent = env.runtime.monotonic()
+        raise AssertionError("the last phase of a chain gives the job back")
+
+
+async def _go_on(job_id: str, claim: Claim, phases: Phases, env: Env, sent: float) -> Advanced | Claim:
+    """Run the phase that the claim found. A claim in return: the job is still ours, at its next phase."""
+    if claim.busy is not None:
+        # Not simply dropped: should the holder die, this is the advance that takes over.
+        await env.scheduler.schedule_advance(job_id, claim.busy)
+        return "busy"
+    job = claim.job
+    if job is None or job.checkpoint is None or job.status not in ("running", "paused"):
+        return "idle"
+    stay = _stay(job_id, job, job.checkpoint, env, claim)
+    if job.status == "paused":
+        return await _wake(stay, env)
+    return await _enter(stay, job, phases, env, sent)
 
 
 async def _take(job_id: str, env: Env) -> Claim:
     """Make the job ours, as well as the storage can."""
     storage = env.storage
-    if isinstance(storage, Leases):
-        return await storage.claim_job(job_id, env.lease)
-    job = await storage.get_job(job_id)
-    if job is None or job.status != "running" or job.checkpoint is None or not isinstance(storage, ComparesAndSets):
+    if (leaser := leasing(storage)) is not None:
+        return await leaser.claim_job(job_id, env.lease)
+    job, comparer = await storage.get_job(job_id), comparing(storage)
+    if job is None or job.status != "running" or job.checkpoint is None or comparer is None:
         return Claim(job, taken=True)
     # Writing the checkpoint over itself raises the version: of two advances that read the same one, the second stops here.
-    version = await storage.compare_and_set(job_id, job.version, job.checkpoint)
+    version = await comparer.compare_and_set(job_id, job.version, job.checkpoint)
     return Claim(None) if version is None else Claim(replace(job, version=version), taken=True)
 
 
 @contextmanager
 def _alone(storage: StorageAdapter, job_id: str) -> Generator[bool]:
     """Keep two advances of one process apart on storages that can't do it themselves."""
-    if isinstance(storage, Leases):
+    if leasing(storage) is not None:
         yield True
         return
     mine = object()
@@ -117,7 +129,7 @@ _AT_WORK: Final[dict[tuple[int, str], object]] = {}
 
 def _stay(job_id: str, job: JobRecord, at: Checkpoint[Any], env: Env, claim: Claim) -> Stay:
     # One clock for all processes where the storage has one: due times are compared with it, whatever this machine's own shows.
-    return Stay(job_id, job.version, at, claim.now or env.runtime.now(), env.runtime.random(), env.runtime.new_id())
+    return Stay(job_id, job.version, at, claim.now or env.runtime.now(), env.runtime.random())
 
 
 async def _wake(stay: Stay, env: Env) -> Advanced:
@@ -132,7 +144,7 @@ async def _wake(stay: Stay, env: Env) -> Advanced:
     return "lost" if version is None else "ran"
 
 
-async def _enter(stay: Stay, job: JobRecord, phases: Phases, env: Env, sent: float) -> Advanced:
+async def _enter(stay: Stay, job: JobRecord, phases: Phases, env: Env, sent: float) -> Advanced | Claim:
     """The job is ours: see whether its phase can run, run it, write the outcome."""
     at = stay.checkpoint
     phase = phases.get(at.next_phase)
@@ -152,7 +164,7 @@ async def _enter(stay: Stay, job: JobRecord, phases: Phases, env: Env, sent: flo
     return await _work(stay, phase, replace(at, state=state), phases, env, sent)
 
 
-async def _work(stay: Stay, phase: Phase[Any], at: Checkpoint[Any], phases: Phases, env: Env, sent: float) -> Advanced:
+async def _work(stay: Stay, phase: Phase[Any], at: Checkpoint[Any], phases: Phases, env: Env, sent: float) -> Advanced | Claim:
     desk = _Desk(stay, phase, env)
     try:
         async with _kept(stay, desk, env, sent):
@@ -166,6 +178,8 @@ async def _work(stay: Stay, phase: Phase[Any], at: Checkpoint[Any], phases: Phas
         raise
     finally:
         desk.cancelled.fire("ended")  # for a thread that the phase left behind
+        if env.cancelled is not None:
+            env.cancelled.lead(None)
     stay = replace(desk.stay, now=stay.now + timedelta(seconds=env.runtime.monotonic() - sent))
     match result:
         case _Raised(error, timed_out):
@@ -173,10 +187,12 @@ async def _work(stay: Stay, phase: Phase[Any], at: Checkpoint[Any], phases: Phas
             return await (_fail(stay, outcome, env, error) if outcome.status == "error" else _written(stay, outcome, env))
         case _:
             try:
+                if isinstance(result, Wait):
+                    stay = replace(stay, wait_id=env.runtime.new_id())
                 outcome = settle(stay, phase, phases, result)
             except Refused as refused:
                 return await _fail(stay, stay.failed(refused.message), env, refused.__cause__, refused.code)
-            return await _written(stay, outcome, env)
+            return await _moved(stay, outcome, env)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +218,18 @@ async def _written(stay: Stay, outcome: Outcome, env: Env) -> Advanced:
     return "lost" if await env.write(outcome, stay.checkpoint) is None else "ran"
 
 
+async def _moved(stay: Stay, outcome: Outcome, env: Env) -> Advanced | Claim:
+    """Write a phase's outcome; where the next one may follow at once, keep the job in the same write."""
+    chain = chaining(env.storage)
+    goes_on = outcome.advance == NOW and outcome.status is None and env.chain > 1 and chain is not None
+    if not goes_on or chain is None or (env.cancelled is not None and env.cancelled.is_set()):
+        return await _written(stay, outcome, env)
+    claim = await chain.commit_and_claim(outcome, env.lease)
+    if claim is None:
+        return "lost"
+    return claim if claim.taken else "ran"
+
+
 async def _fail(stay: Stay, outcome: Outcome, env: Env, cause: BaseException | None, code: str | None = None) -> Advanced:
     if await _written(stay, outcome, env) == "lost":
         return "lost"
@@ -211,7 +239,8 @@ async def _fail(stay: Stay, outcome: Outcome, env: Env, cause: BaseException | N
 @asynccontextmanager
 async def _kept(stay: Stay, desk: _Desk, env: Env, sent: float) -> AsyncGenerator[None]:
     """Keep the lease while the phase is at work, and abort it when the lease is lost."""
-    if not isinstance(env.storage, Leases):
+    leaser = leasing(env.storage)
+    if leaser is None:
         yield
         return
     abort = _Abort()
@@ -220,7 +249,7 @@ async def _kept(stay: Stay, desk: _Desk, env: Env, sent: float) -> AsyncGenerato
         desk.cancelled.fire("lease_lost")
         abort.fire()
 
-    keeper = env.keeper or LeaseKeeper(env.storage, env.lease, env.runtime)
+    keeper = env.keeper or LeaseKeeper(leaser, env.lease, env.runtime)
     desk.held = keeper.hold(stay.job_id, stay.version, sent, lost)
     # A keeper of our own is a thread: most phases are over before it would have anything to do.
     later = None if env.keeper else env.runtime.spawn(_start_later(keeper, env.runtime), name="perdure-pipeline-keeper")
@@ -263,7 +292,9 @@ class _Desk:
 
     def __init__(self, stay: Stay, phase: Phase[Any], env: Env) -> None:
         self.stay, self._phase, self._env = stay, phase, env
-        self.cancelled = env.cancelled or Cancellation()
+        self.cancelled = Cancellation()
+        if env.cancelled is not None:
+            env.cancelled.lead(self.cancelled)
         self.held: Held | None = None
         self._latest: Progress | Kept = KEEP
         self._shown = env.runtime.monotonic()
@@ -285,7 +316,7 @@ class _Desk:
         if self.held is not None:
             self.held.progress = progress
         due = self._env.runtime.monotonic() - self._shown >= PROGRESS_EVERY
-        if isinstance(self._env.storage, CommitsOutcomes) and due and (self._showing is None or self._showing.done()):
+        if committing(self._env.storage) is not None and due and (self._showing is None or self._showing.done()):
             self._shown = self._env.runtime.monotonic()
             self._showing = self._env.runtime.spawn(self._show(), name="perdure-pipeline-progress")
 

@@ -101,6 +101,23 @@ class SqliteStorage:
 
         return await self._thread.call(claim, "write")
 
+    async def commit_and_claim(self, outcome: Outcome, lease: timedelta) -> Claim | None:
+        now = self._now()
+        until = now + lease.total_seconds()
+
+        def commit(connection: sqlite3.Connection) -> Claim | None:
+            version = self._commit(connection, outcome, now)
+            if version is None:
+                return None
+            taken = connection.execute(self._sql["claim_job"], {"job_id": outcome.job_id, "now": now, "until": until}).rowcount == 1
+            if not taken or outcome.checkpoint is KEEP:
+                return Claim(self._job(connection, outcome.job_id, now), taken, now=_time(now))
+            connection.execute(self._sql["next_is"], {"job_id": outcome.job_id, "due": until})
+            # What was just written need not be read back: a phase that is entered at once gets it as it would get the stored one.
+            return Claim(JobRecord("running", outcome.checkpoint, version=version + 1, lease_left=lease), taken=True, now=_time(now))
+
+        return await self._thread.call(commit)
+
     async def renew_lease(self, job_id: str, version: int, lease: timedelta, progress: Progress | None = None) -> bool:
         until, shown = self._now() + lease.total_seconds(), _progress(progress)
 
@@ -166,10 +183,11 @@ class SqliteStorage:
             connection.execute(sql["put_entry"], {"job_id": job_id, "phase": entry, "checkpoint": text})
         for line in outcome.log:
             connection.execute(sql["append_log"], {"job_id": job_id, "entry": dump(line.to_json())})
-        if not outcome.hold:
-            connection.execute(sql["delete_advance"], {"job_id": job_id})
         if outcome.advance is not None:
-            connection.execute(sql["put_advance"], {"job_id": job_id, "due": now + outcome.advance.total_seconds()})
+            name = "put_advance" if outcome.hold else "next_is"
+            connection.execute(sql[name], {"job_id": job_id, "due": now + outcome.advance.total_seconds()})
+        elif not outcome.hold:
+            connection.execute(sql["delete_advance"], {"job_id": job_id})
         return outcome.version + (not outcome.hold)
 
     def _job(self, connection: sqlite3.Connection, job_id: str, now: float) -> JobRecord | None:

@@ -14,17 +14,20 @@ from typing import Any, Final, Protocol, Self
 from perdure.core.errors import StoreError
 from perdure.core.limits import DRAIN_GRACE, LEASE_DEFAULT, POLL
 from perdure.core.runtime import Runtime
-from perdure.pipeline._adapters import Advance, KeepsAdvances, Leases, ListsRunning, StorageAdapter
+from perdure.pipeline._adapters import Advance, KeepsAdvances, Leases, ListsRunning, StorageAdapter, joined
 from perdure.pipeline._errors import InvalidPipelineError, PhaseError
 from perdure.pipeline._keeper import LeaseKeeper
 from perdure.pipeline._operate import recover
 from perdure.pipeline._phase import Cancellation, Phase, check_phases
-from perdure.pipeline._runner import REAL, Env, advance
+from perdure.pipeline._runner import REAL, Advanced, Env, advance
 from perdure.pipeline._settle import NOW
 
 log = logging.getLogger("perdure.pipeline")
 CONCURRENCY: Final = 16
 """Phases that one worker runs at a time unless told otherwise: phases wait for models and networks most of their time."""
+
+CHAIN: Final = 16
+"""Phases of one job that follow each other in one worker before the others get their turn: each saves a trip through the queue."""
 
 
 class QueueStorage(StorageAdapter, KeepsAdvances, Protocol):
@@ -69,6 +72,8 @@ class PipelineWorker:
         self._concurrency, self._lease, self._poll, self._grace = concurrency, lease, poll, grace
         self._on_error = on_error or _log_error
         self.scheduler = StorageScheduler(storage)
+        self._joined = joined(storage, self.scheduler)
+        self._chain = CHAIN if self._joined else 1
         self._keeper = LeaseKeeper(storage, lease, runtime) if isinstance(storage, Leases) else None
         self._at_work: dict[asyncio.Task[None], Cancellation] = {}
         self._wake = asyncio.Event()
@@ -162,7 +167,8 @@ class PipelineWorker:
     async def _advance(self, taken: Advance, cancelled: Cancellation) -> None:
         again: timedelta | None = None
         try:
-            await self._run(taken.job_id, cancelled)
+            if await self._run(taken.job_id, cancelled) == "ran" and self._joined:
+                return  # the outcome's write took the row away, or made it the next advance's
         except PhaseError as error:
             self._on_error(taken.job_id, error)
         except asyncio.CancelledError:
@@ -176,8 +182,10 @@ class PipelineWorker:
         except StoreError as error:
             self._on_error(taken.job_id, error)
 
-    async def _run(self, job_id: str, cancelled: Cancellation) -> None:
-        await advance(job_id, self._phases, Env(self._storage, self.scheduler, self._runtime, self._lease, self._keeper, cancelled))
+    async def _run(self, job_id: str, cancelled: Cancellation) -> Advanced | None:
+        return await advance(
+            job_id, self._phases, Env(self._storage, self.scheduler, self._runtime, self._lease, self._keeper, cancelled, chain=self._chain)
+        )
 
     async def _recover(self) -> None:
         if not isinstance(self._storage, ListsRunning):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from perdure.pipeline._adapters import KEEP, CommitsOutcomes, ComparesAndSets, KeepsOutput, Outcome, SchedulerAdapter, StorageAdapter, joined
+from perdure.pipeline._adapters import KEEP, CommitsOutcomes, Outcome, SchedulerAdapter, StorageAdapter, committing, comparing, joined, keeping_output
 from perdure.pipeline._records import Checkpoint, JobRecord
 
 
@@ -18,8 +18,8 @@ async def write(storage: StorageAdapter, scheduler: SchedulerAdapter, outcome: O
 
     Answers the job's version afterwards; None: another advance took the job over and nothing was written.
     """
-    if isinstance(storage, CommitsOutcomes):
-        return await _commit(storage, scheduler, outcome)
+    if (committer := committing(storage)) is not None:
+        return await _commit(committer, scheduler, outcome)
     version = await _fence(storage, outcome, current)
     if version is None:
         return None
@@ -28,7 +28,7 @@ async def write(storage: StorageAdapter, scheduler: SchedulerAdapter, outcome: O
     if outcome.status == "complete":
         await _finish(storage, outcome)
         return version
-    if outcome.checkpoint is not KEEP and not isinstance(storage, ComparesAndSets):
+    if outcome.checkpoint is not KEEP and comparing(storage) is None:
         await storage.set_checkpoint(outcome.job_id, outcome.checkpoint)
     if outcome.status is not None:
         await storage.set_status(outcome.job_id, outcome.status, outcome.error)
@@ -39,20 +39,20 @@ async def write(storage: StorageAdapter, scheduler: SchedulerAdapter, outcome: O
 
 async def write_start(storage: StorageAdapter, scheduler: SchedulerAdapter, outcome: Outcome, job: JobRecord | None) -> int | None:
     """Write the beginning of a life, or its going on after a retry. `job` is what is there."""
-    if isinstance(storage, CommitsOutcomes):
-        return await _commit(storage, scheduler, outcome)
+    if (committer := committing(storage)) is not None:
+        return await _commit(committer, scheduler, outcome)
     checkpoint = None if outcome.checkpoint is KEEP else outcome.checkpoint
     if job is not None and job.status == "complete" and job.checkpoint is not None:
         # Otherwise the leftover of the life before would, for a moment, look like this one's.
         await storage.set_checkpoint(outcome.job_id, None)
     if outcome.clear_log:
         await storage.clear_log(outcome.job_id)
-    if job is not None and job.output is not None and outcome.output is None and isinstance(storage, KeepsOutput):
-        await storage.set_output(outcome.job_id, None)
+    if job is not None and job.output is not None and outcome.output is None and (keeper := keeping_output(storage)) is not None:
+        await keeper.set_output(outcome.job_id, None)
     await storage.set_status(outcome.job_id, "running")
     version: int | None = 0
-    if isinstance(storage, ComparesAndSets):
-        version = await storage.compare_and_set(outcome.job_id, outcome.version, checkpoint)
+    if (comparer := comparing(storage)) is not None:
+        version = await comparer.compare_and_set(outcome.job_id, outcome.version, checkpoint)
         if version is None:
             return None
     else:
@@ -65,7 +65,7 @@ async def write_start(storage: StorageAdapter, scheduler: SchedulerAdapter, outc
 
 
 async def _commit(storage: CommitsOutcomes, scheduler: SchedulerAdapter, outcome: Outcome) -> int | None:
-    if joined(storage, scheduler):  # pyright: ignore[reportArgumentType]
+    if joined(storage, scheduler):
         return await storage.commit_outcome(outcome)
     version = await storage.commit_outcome(replace(outcome, advance=None))
     if version is not None and outcome.advance is not None:
@@ -75,17 +75,18 @@ async def _commit(storage: CommitsOutcomes, scheduler: SchedulerAdapter, outcome
 
 async def _fence(storage: StorageAdapter, outcome: Outcome, current: Checkpoint[Any] | None) -> int | None:
     """Refuse a late writer, where the storage can: the checkpoint is written first, and only over the version that was read."""
-    if not isinstance(storage, ComparesAndSets):
+    comparer = comparing(storage)
+    if comparer is None:
         return outcome.version
     if outcome.hold and outcome.checkpoint is KEEP:
         return outcome.version
     # A finished job's checkpoint is cleared last, so that a crash before it is told from a job that never began.
     checkpoint = current if outcome.checkpoint is KEEP or outcome.status == "complete" else outcome.checkpoint
-    return await storage.compare_and_set(outcome.job_id, outcome.version, checkpoint)
+    return await comparer.compare_and_set(outcome.job_id, outcome.version, checkpoint)
 
 
 async def _finish(storage: StorageAdapter, outcome: Outcome) -> None:
-    if isinstance(storage, KeepsOutput):
-        await storage.set_output(outcome.job_id, None if outcome.output is KEEP else outcome.output)
+    if (keeper := keeping_output(storage)) is not None:
+        await keeper.set_output(outcome.job_id, None if outcome.output is KEEP else outcome.output)
     await storage.set_status(outcome.job_id, "complete")
     await storage.set_checkpoint(outcome.job_id, None)

@@ -120,6 +120,11 @@ INSERT INTO {p}advances (job_id, due) VALUES (:job_id, :due)
 ON CONFLICT (job_id) DO UPDATE SET
     due = CASE WHEN token IS NULL THEN min(due, excluded.due) ELSE excluded.due END, held_until = 0, token = NULL;
 
+-- name: next_is
+-- After an outcome: this advance and no other.
+INSERT INTO {p}advances (job_id, due) VALUES (:job_id, :due)
+ON CONFLICT (job_id) DO UPDATE SET due = excluded.due, held_until = 0, token = NULL;
+
 -- name: take_advances
 UPDATE {p}advances SET held_until = :until, token = :token || '-' || job_id
 WHERE job_id IN (SELECT job_id FROM {p}advances WHERE due <= :now AND held_until <= :now ORDER BY due LIMIT :limit)

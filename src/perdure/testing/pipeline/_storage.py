@@ -13,6 +13,7 @@ import pytest
 
 from perdure.pipeline import (
     Answer,
+    Chains,
     Checkpoint,
     CommitsOutcomes,
     ComparesAndSets,
@@ -349,6 +350,29 @@ class StorageConformance(Conformance):
             assert not await storage.renew_lease("j", mine.job.version, LEASE)
             again = await storage.claim_job("j", LEASE)
             assert again.taken and again.job is not None and (again.job.deaths, again.job.version) == (0, mine.job.version + 2)
+
+    async def test_an_outcome_and_the_next_claim_are_one_write(self, open_storage: OpenStorage) -> None:
+        """The job stays with its worker, under a new version; a job that was paused meanwhile does not."""
+        async with entered(open_storage()) as storage:
+            needs(storage, Chains)
+            await storage.commit_outcome(Outcome("j", 0, status="running", checkpoint=at(), entered=True))
+            mine = await storage.claim_job("j", LEASE)
+            assert mine.job is not None
+            version = mine.job.version
+            step = Outcome("j", version, checkpoint=at("b"), entered=True, advance=timedelta(0))
+            again = await storage.commit_and_claim(step, LEASE)
+            assert again is not None and again.taken and again.job is not None
+            assert (again.job.version, again.job.checkpoint, again.job.status) == (version + 2, at("b"), "running")
+            assert (await storage.claim_job("j", LEASE)).busy is not None
+            assert await storage.commit_and_claim(step, LEASE) is None, "a version was used twice"
+            if has(storage, KeepsAdvances):
+                due = await storage.next_advance("j")
+                assert due is not None and timedelta(0) < due <= LEASE
+            await storage.commit_outcome(Outcome("j", version + 2, status="paused", hold=True))
+            paused = await storage.commit_and_claim(Outcome("j", version + 2, checkpoint=at("c"), entered=True, advance=timedelta(0)), LEASE)
+            assert paused is not None and not paused.taken and paused.busy is None
+            job = await there(storage, "j")
+            assert (job.status, job.checkpoint, job.lease_left) == ("paused", at("c"), None)
 
     async def test_only_a_running_job_can_be_claimed(self, open_storage: OpenStorage) -> None:
         """A paused or finished one answers what it is."""
