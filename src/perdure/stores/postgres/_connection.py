@@ -69,6 +69,10 @@ class Connection:
         answer, _ = await self._drive([], verb, [])
         return answer
 
+    async def join(self, verb: Verb[T]) -> tuple[T, set[Hint]]:
+        """Drive a program inside the transaction that is open."""
+        return await self._drive([], verb, [])
+
     async def _transaction(self, begin: Statement, verb: Verb[T]) -> tuple[T, set[Hint]]:
         try:
             return await self._drive([(begin, {})], verb, [(_COMMIT, {})])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final, Self, TypeVar
 
@@ -19,6 +20,8 @@ from perdure.stores._moves._program import Verb
 from perdure.stores._moves._store import SqlStore
 from perdure.stores._protocol import Hint
 from perdure.stores.postgres._connection import MIGRATIONS, SCHEMA, Connection, connect, in_schema, statements_in
+from perdure.stores.postgres._errors import translate
+from perdure.stores.postgres._joined import Joined
 from perdure.stores.postgres._listen import Announcer, Ears, Listener
 from perdure.stores.postgres._pool import Pool, persistently
 
@@ -168,10 +171,13 @@ class PostgresStore(SqlStore):
 
         In a task of its own: a caller that is cancelled must leave neither a transaction half sent nor a connection in an unknown state.
         """
-        if self._loop is None:
-            raise StoreUnavailable("This store is not open. Open it with `async with` and keep it open while it is used.")
+        self._refuse_when_closed()
         task = self._runtime.spawn(persistently(self._runtime, self.address, partial(self._once, work)), name="perdure-postgres-call")
         return await asyncio.shield(task)
+
+    def _refuse_when_closed(self) -> None:
+        if self._loop is None:
+            raise StoreUnavailable("This store is not open. Open it with `async with` and keep it open while it is used.")
 
     async def _once(self, work: Callable[[Connection], Awaitable[T]]) -> T:
         async with self._pool().connection() as connection:
@@ -188,6 +194,27 @@ class PostgresStore(SqlStore):
     def _forget_closed_loops(self) -> None:
         for loop in [loop for loop in self._pools if loop.is_closed()]:
             self._pools.pop(loop).close()
+
+    # ── transactions with others ───────────────────────────────────────────────────────────────────────────
+    @asynccontextmanager
+    async def joined(self) -> AsyncGenerator[Joined]:
+        """A transaction of the user's own rows and of runs: `async with store.joined() as together:`.
+
+        It holds a connection of the pool until it ends, so it should not wait for a model or a person. An exception undoes all of it.
+        """
+        self._refuse_when_closed()
+        async with self._pool().connection() as connection:
+            try:
+                async with connection.raw.transaction():
+                    together = Joined(connection, self.address)
+                    yield together
+            except psycopg.Error as error:
+                raise translate(error, self.address) from error
+        self._tell(together.hints)
+
+    def joining(self, connection: psycopg.AsyncConnection[Any]) -> Joined:
+        """A transaction that the user has opened on a connection of his own, to start runs with it. It is his to end; workers find the runs by polling."""
+        return Joined(Connection(connection, self._statements, self._codec, prepare=False), self.address)
 
     # ── hints ──────────────────────────────────────────────────────────────────────────────────────────────
     def _tell(self, hints: set[Hint]) -> None:
