@@ -28,12 +28,15 @@ WAITING_MAX: Final = 2_000
 
 RECONNECT_SECONDS_MAX: Final = 5.0
 
+GATHER_SECONDS: Final = 0.05
+"""The pause after news was sent, in which more gathers: the first of it goes out at once, and no commit costs a notification of its own."""
+
 
 class Announcer:
     """Sends news in its own transactions, after the commit, as many at once as have gathered."""
 
     def __init__(self, runtime: Runtime, sender: str, send: Callable[[Sequence[str]], Awaitable[None]]) -> None:
-        self._sender, self._send = sender, send
+        self._runtime, self._sender, self._send = runtime, sender, send
         self._news: dict[str, list[Any]] = {}
         self._waiting: list[list[Any]] = []
         self._something = asyncio.Event()
@@ -60,6 +63,7 @@ class Announcer:
             self._news.clear()
             self._waiting.clear()
             await self._send(list(_chunks(self._sender, news)))
+            await self._runtime.sleep(GATHER_SECONDS)
 
     async def close(self) -> None:
         self._task.cancel()
