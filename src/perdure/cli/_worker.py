@@ -121,10 +121,11 @@ class News:
             self._cursors.setdefault(run_id, max(0, execution.run.next_event - 2))
         changed, self._changed = self._changed | set(active), set()
         for run_id in changed:
+            known = run_id in self._cursors
             cursor = self._cursors.pop(run_id, 0)
             for event in await self._engine.store.events(run_id, after=cursor):
                 cursor = event.seq
-                if event.at >= self._since:
+                if known or event.at >= self._since:
                     self._told(event)
             self._cursors[run_id] = cursor
         for forgotten in list(self._cursors)[: max(0, len(self._cursors) - CURSORS_MAX)]:
