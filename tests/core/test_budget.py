@@ -15,7 +15,9 @@ from perdure.core.limits import MAX_STEPS_DEFAULT
 
 COSTS = st.none() | st.decimals(0, 1000, places=9)
 COUNTS = st.integers(0, 2**40)
-USAGES = st.builds(Usage, COUNTS, COUNTS, COUNTS, COUNTS, COUNTS, COUNTS, COSTS)
+USAGES = st.builds(Usage, COUNTS, COUNTS, COUNTS, COUNTS, COUNTS, COUNTS, COSTS) | st.builds(
+    Usage, cost=st.none(), cost_known=st.decimals(0, 1000, places=9)
+)
 TIMES = st.none() | st.timedeltas(timedelta(microseconds=1), timedelta(days=365))
 BUDGETS = st.builds(
     Budget,
@@ -47,6 +49,7 @@ def test_usages_add_up_in_any_order(one: Usage, two: Usage, three: Usage) -> Non
     assert one + two == two + one
     assert (one + two) + three == one + (two + three)
     assert ((one + two).cost is None) == (one.cost is None or two.cost is None)
+    assert (one + two).cost_at_least == one.cost_at_least + two.cost_at_least
 
 
 def test_cached_tokens_are_not_counted_twice() -> None:

@@ -5,20 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from decimal import Decimal
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from perdure.core.errors import ConfigurationError
 from perdure.core.limits import MAX_STEPS_DEFAULT
 
 OnLimit = Literal["stop", "fail", "pause"]
 Limit = Literal["max_steps", "max_tokens", "max_cost"]
+MONEY: Final = ("cost", "cost_known")
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
     """What a run has spent so far. Absolute values; never a difference.
 
-    `cost` is in US dollars; None means that some price is unknown, which is never the same as 0.
+    `cost` is in US dollars; None means that some price is unknown, which is never the same as 0. `cost_known` is what the rest of it cost then.
     """
 
     input_tokens: int = 0
@@ -28,26 +29,36 @@ class Usage:
     requests: int = 0
     tool_calls: int = 0
     cost: Decimal | None = Decimal(0)
+    cost_known: Decimal = Decimal(0)
 
     @property
     def total_tokens(self) -> int:
         """Input and output tokens. Providers count cached tokens inside the input, so they are not added again."""
         return self.input_tokens + self.output_tokens
 
+    @property
+    def cost_at_least(self) -> Decimal:
+        """US dollars that were spent for certain: one call without a price must not lift a cap."""
+        return self.cost_known if self.cost is None else self.cost
+
     def __add__(self, other: Usage) -> Usage:
-        cost = None if self.cost is None or other.cost is None else self.cost + other.cost
-        sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.name != "cost"}
-        return Usage(**sums, cost=cost)
+        sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.name not in MONEY}
+        if self.cost is None or other.cost is None:
+            return Usage(**sums, cost=None, cost_known=self.cost_at_least + other.cost_at_least)
+        return Usage(**sums, cost=self.cost + other.cost)
 
     def to_json(self) -> dict[str, Any]:
-        data: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "cost"}
+        data: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in MONEY}
         data["cost"] = None if self.cost is None else str(self.cost)
+        if self.cost is None and self.cost_known:
+            data["cost_known"] = str(self.cost_known)
         return data
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Usage:
         cost = data.get("cost")
-        fields: dict[str, Any] = {**data, "cost": None if cost is None else Decimal(cost)}
+        money = {"cost": None if cost is None else Decimal(cost), "cost_known": Decimal(data.get("cost_known", 0))}
+        fields: dict[str, Any] = {**data, **money}
         return cls(**fields)
 
 
@@ -97,7 +108,7 @@ class Budget:
             return "max_steps"
         if self.max_tokens is not None and usage.total_tokens >= self.max_tokens:
             return "max_tokens"
-        if self.max_cost is not None and usage.cost is not None and usage.cost >= self.max_cost:
+        if self.max_cost is not None and usage.cost_at_least >= self.max_cost:
             return "max_cost"
         return None
 

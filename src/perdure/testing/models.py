@@ -253,6 +253,7 @@ class ScriptedModel(Model):
             piece=self._piece,
             runtime=self._runtime,
             name=self._name,
+            provider=self.system,
             began=self._runtime.now(),
         )
 
@@ -279,6 +280,7 @@ class _ScriptedStream(StreamedResponse):
     piece: int
     runtime: Runtime
     name: str
+    provider: str
     began: datetime
 
     async def _get_event_iterator(self) -> AsyncIterator[ModelResponseStreamEvent]:
@@ -288,7 +290,7 @@ class _ScriptedStream(StreamedResponse):
             for event in self._parts_manager.handle_thinking_delta(vendor_part_id="thinking", content=piece):
                 yield event
         if reply.signature is not None:
-            for event in self._parts_manager.handle_thinking_delta(vendor_part_id="thinking", signature=reply.signature, provider_name="scripted"):
+            for event in self._parts_manager.handle_thinking_delta(vendor_part_id="thinking", signature=reply.signature, provider_name=self.provider):
                 yield event
         for piece in _pieces(reply.text, self.piece):
             await self._pass_time()
@@ -324,7 +326,7 @@ class _ScriptedStream(StreamedResponse):
 
     @property
     def provider_name(self) -> str | None:
-        return "scripted"
+        return self.provider
 
     @property
     def provider_url(self) -> str | None:

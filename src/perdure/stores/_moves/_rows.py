@@ -68,12 +68,14 @@ def read_run(work: Work, row: Row) -> Run:
 
 NOTHING: Final = Usage()
 _USAGE: Final = tuple(field.name for field in fields(Usage))
+_ALWAYS: Final = _USAGE[:-1]
+"""The last one is there only where the price of something is unknown."""
 
 
 def write_usage(usage: Usage) -> str:
     """Usage as a JSON list in the order of its fields: names are not stored with every step."""
-    cost = "null" if usage.cost is None else f'"{usage.cost}"'
-    counts = ",".join(str(getattr(usage, name)) for name in _USAGE[:-1])
+    cost = f'null,"{usage.cost_known}"' if usage.cost is None else f'"{usage.cost}"'
+    counts = ",".join(str(getattr(usage, name)) for name in _ALWAYS[:-1])
     return f"[{counts},{cost}]"
 
 
@@ -84,9 +86,9 @@ def read_usage(text: str) -> Usage:
 
 def _usage_list(data: dict[str, Any]) -> str:
     """A usage that comes as a dict. One with other names in it keeps them."""
-    if len(data) != len(_USAGE) or any(name not in data for name in _USAGE):
+    if len(data) != len(_ALWAYS) or any(name not in data for name in _ALWAYS):
         return dump(data)
-    return to_json([data[name] for name in _USAGE]).decode()
+    return to_json([data[name] for name in _ALWAYS]).decode()
 
 
 def _usage_dict(text: str | None) -> dict[str, Any] | None:

@@ -162,9 +162,9 @@ class CommitConformance(Conformance):
             bench = Bench(store)
             owner = await bench.start()
             await owner.commit(usage=Usage(input_tokens=10))
-            await owner.commit(usage=Usage(input_tokens=15, cost=None))
+            await owner.commit(usage=Usage(input_tokens=15, cost=None, cost_known=Decimal("0.01")))
             await owner.commit()
-            assert (await bench.run()).usage == Usage(input_tokens=15, cost=None)
+            assert (await bench.run()).usage == Usage(input_tokens=15, cost=None, cost_known=Decimal("0.01"))
 
     async def test_progress_resets_the_deaths_and_nothing_else_does(self, kit: Kit) -> None:
         """A response, an answer or a new wait row: a log line, a started effect or an empty park do not count."""
