@@ -8,10 +8,11 @@ from datetime import timedelta
 
 import psycopg
 import pytest
+from hypothesis import HealthCheck, settings
 
 from perdure.stores import Store
 from perdure.stores.postgres import PostgresStore
-from perdure.testing.conformance import Kit, StoreConformance
+from perdure.testing.conformance import Kit, StoreConformance, StoreMachine
 from perdure.testing.postgres import PostgresServer
 
 SCHEMAS = itertools.count(1)
@@ -53,3 +54,27 @@ class TestPostgres(StoreConformance):
         kit = PostgresKit(postgres.dsn)
         yield kit
         kit.drop()
+
+
+class PostgresMachine(StoreMachine):
+    """The Postgres store beside the model."""
+
+    dsn: str
+
+    def make_kit(self) -> Kit:
+        self._kit = PostgresKit(self.dsn)
+        return self._kit
+
+    def teardown(self) -> None:
+        super().teardown()
+        self._kit.drop()
+
+
+@pytest.fixture(scope="session")
+def walked(postgres: PostgresServer) -> None:
+    """Tells the machine where the server is: it makes its own kits."""
+    PostgresMachine.dsn = postgres.dsn
+
+
+TestPostgresMachine = pytest.mark.usefixtures("walked")(PostgresMachine.TestCase)
+TestPostgresMachine.settings = settings(max_examples=10, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))

@@ -382,6 +382,21 @@ async def test_a_call_that_waits_for_a_business_key_hears_how_it_ended(postgres:
             assert await Bench(one).status(f"o{at}") is RunStatus.PENDING
 
 
+async def test_of_starts_under_one_business_key_at_once_one_is_first(postgres: PostgresServer, schema: str) -> None:
+    """Eight runs on eight replicas begin the same deed: one may, the others are told who."""
+    async with PostgresStore(postgres.dsn, schema=schema) as store:
+        for round_ in range(5):
+            owners = [await Bench(store).start(f"r{round_}-{at}") for at in range(8)]
+            free = iter(owners)
+
+            def begin(other: PostgresStore, free: Iterator[Owner] = free, round_: int = round_) -> Awaitable[Any]:
+                owner = next(free)
+                return other.commit(owner.next(effects=(effect(EffectState.STARTED, owner.run_id, claim=f"agent:pay:{round_}"),)))
+
+            answers = await crowd(postgres, schema, 8, begin)
+            assert [isinstance(answer, Conflict) for answer in answers].count(False) == 1, answers
+
+
 async def test_of_runs_that_share_a_key_one_runs_at_a_time_whoever_claims(postgres: PostgresServer, schema: str) -> None:
     """Eight claimers and thirty runs of three keys: at no moment do two of one key run."""
     async with PostgresStore(postgres.dsn, schema=schema) as store:

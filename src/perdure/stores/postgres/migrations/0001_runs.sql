@@ -208,6 +208,8 @@ CREATE TABLE perdure.effect (
     UNIQUE (run, generation, idx, position)
 );
 CREATE INDEX effect_claim ON perdure.effect (claim, seq) WHERE claim IS NOT NULL;
+-- A business key that is started, unknown or done stands for one effect: two starts at once can't both find it free.
+CREATE UNIQUE INDEX effect_claim_once ON perdure.effect (claim) WHERE claim IS NOT NULL AND state IN ('started', 'done', 'unknown');
 CREATE INDEX effect_open ON perdure.effect (state, seq) WHERE state IN ('planned', 'started', 'unknown');
 
 -- A question. commit_no: the commit that asked it (NULL: the store itself did); answered: its answer was there already; resolved_at: NULL while it is open.
