@@ -3,6 +3,7 @@
 VENV ?= .venv
 SEEDS ?= 300
 PYTEST ?=
+JOBS ?= 2
 HELP_WIDTH := 14
 
 RUN := $(VENV)/bin/python
@@ -30,7 +31,7 @@ demo-pipeline: $(VENV)/.ready ## Take documents through a pipeline of phases, ki
 # ── what has to hold ────────────────────────────────────────────────────────────────────────────────────────
 
 test: $(VENV)/.dev ## Run the tests
-	$(RUN) -m pytest $(PYTEST)
+	$(RUN) -m pytest -n $(JOBS) --dist worksteal $(PYTEST)
 
 check: $(VENV)/.dev ## Format, lint, types and import contracts
 	$(VENV)/bin/ruff format --check
@@ -60,8 +61,9 @@ bench-quick: $(VENV)/.dev ## Measure overhead, size and import time as ratios, i
 docs: $(VENV)/.dev ## Build the documentation
 	$(RUN) docs/build.py
 
-nightly: $(VENV)/.dev ## Everything, with many seeds
+nightly: $(VENV)/.dev ## Everything, with many seeds; needs the program pgbouncer
 	.ci/run
+	$(RUN) -m pytest -m nightly
 	$(MAKE) demo demo-pipeline bench sim SEEDS=5000
 
 clean: ## Remove what make has set up

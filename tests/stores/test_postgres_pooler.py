@@ -20,7 +20,7 @@ from perdure.testing.conformance import Kit, StoreConformance
 from perdure.testing.conformance._bench import Bench, new_run
 from perdure.testing.postgres import PostgresServer
 
-pytestmark = pytest.mark.skipif(shutil.which("pgbouncer") is None, reason="PgBouncer is not installed (package pgbouncer)")
+pytestmark = pytest.mark.nightly  # needs the `pgbouncer` program, and is the whole conformance kit once more
 
 SETTINGS = """
 [databases]
