@@ -82,13 +82,18 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Renewed:
-    """What a renewal was told. `held` False: somebody else owns the run, or it is settled."""
+    """What a renewal was told. `held` False: somebody else owns the run, it is settled, or it was forgotten since."""
 
     run_id: str
     held: bool
     epoch: int
     status: RunStatus
     cancel_requested: bool
+
+    @classmethod
+    def of_nobody(cls, run_id: str) -> Renewed:
+        """For a run that is not there: an error would cost a worker all the leases of the same call."""
+        return cls(run_id, False, 0, RunStatus.CANCELLED, False)
 
 
 # ── commit ─────────────────────────────────────────────────────────────────────────────────────────────────

@@ -10,7 +10,6 @@ from typing import NamedTuple
 from perdure.core import facts
 from perdure.core.codec import dump
 from perdure.core.commit import ClaimRequest, Lease, Renewed
-from perdure.core.errors import RunNotFoundError
 from perdure.core.run import Run, RunStatus
 from perdure.stores._moves import _rows
 from perdure.stores._moves._draft import Draft
@@ -160,7 +159,7 @@ def _activity(mine: Lease) -> str | None:
 
 def _renewed(mine: Lease, row: Row | None) -> Renewed:
     if row is None:
-        raise RunNotFoundError(mine.run_id)
+        return Renewed.of_nobody(mine.run_id)
     status = RunStatus(row["status"])
     held = status is RunStatus.RUNNING and row["epoch"] == mine.epoch and row["claim_token"] == mine.token
     return Renewed(mine.run_id, held, row["epoch"], status, bool(row["cancel_requested"]))

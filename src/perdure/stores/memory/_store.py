@@ -106,7 +106,9 @@ class MemoryStore:
             return [self._renew(each, lease) for each in leases]
 
     def _renew(self, mine: Lease, lease: timedelta) -> Renewed:
-        row = self._moves.row(mine.run_id)
+        row = self._moves.rows.get(mine.run_id)
+        if row is None:
+            return Renewed.of_nobody(mine.run_id)
         held = row.run.status is RunStatus.RUNNING and row.run.epoch == mine.epoch and row.run.claim_token == mine.token
         if held:
             row.run = replace(row.run, lease_expires_at=self._moves.now() + lease, activity=copied(mine.activity))

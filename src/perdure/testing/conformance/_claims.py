@@ -374,6 +374,14 @@ class LeaseConformance(Conformance):
             assert [(each.run_id, each.held) for each in told] == [("r3", True), ("r2", False), ("r1", True)]
             assert told[1].status is RunStatus.COMPLETED
 
+    async def test_a_run_that_is_not_there_costs_nobody_their_lease(self, kit: Kit) -> None:
+        """It was forgotten since: not held, and the others renew."""
+        async with kit.open() as store:
+            bench = Bench(store)
+            owner = await bench.start()
+            told = await store.renew([replace(owner.lease, run_id="forgotten"), owner.lease], LEASE)
+            assert [(each.run_id, each.held) for each in told] == [("forgotten", False), ("r1", True)]
+
     async def test_renewing_nothing_is_no_work(self, kit: Kit) -> None:
         """An idle worker may ask too."""
         async with kit.open() as store:

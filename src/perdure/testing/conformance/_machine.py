@@ -27,6 +27,7 @@ from perdure.core.commit import (
     NewRun,
     Outcome,
     Park,
+    PruneRequest,
     Release,
     Resolve,
     RetryRequest,
@@ -229,10 +230,15 @@ class StoreMachine(RuleBasedStateMachine):
     def commit_again(self, data: st.DataObject, lost: bool) -> None:
         self.commit(data, lost)
 
-    @precondition(lambda self: self._owners)
+    @precondition(lambda self: self._old_owners())
     @rule(data=st.data(), lost=LOST)
     def an_old_owner_commits(self, data: st.DataObject, lost: bool) -> None:
-        self._commit(data, self._owners, lost=lost)
+        self._commit(data, self._old_owners(), lost=lost)
+
+    def _old_owners(self) -> list[Lease]:
+        """Those whose run was not forgotten since."""
+        there = {run.id for run in self._runs}
+        return [owner for owner in self._owners if owner.run_id in there]
 
     def _commit(self, data: st.DataObject, owners: list[Lease], *, lost: bool) -> None:
         owner = data.draw(st.sampled_from(owners), label="owner")
@@ -378,7 +384,7 @@ class StoreMachine(RuleBasedStateMachine):
         self._model.offset += hours * HOUR
         self._kit.advance(hours * HOUR)
 
-    @rule(data=st.data(), what=st.sampled_from(["cancel", "claim again", "delayed copy", "claim notices", "note notice"]), lost=LOST)
+    @rule(data=st.data(), what=st.sampled_from(["cancel", "claim again", "delayed copy", "claim notices", "note notice", "prune"]), lost=LOST)
     def now_and_then(self, data: st.DataObject, what: str, lost: bool) -> None:
         """What would drown the rest if it came as often."""
         match what:
@@ -391,6 +397,8 @@ class StoreMachine(RuleBasedStateMachine):
                 self._both(lambda store: store.commit(commit))
             case "claim notices":
                 self._both(_notices_claimed)
+            case "prune":
+                self._both(lambda store: store.prune(PruneRequest(3 * HOUR)))
             case "note notice" if self._waits:
                 self._note_notice(data, lost=lost)
             case _:

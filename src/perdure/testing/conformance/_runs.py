@@ -127,6 +127,18 @@ class RetryConformance(Conformance):
             assert await bench.retry(mode="full") == "retried"
             assert (await bench.run()).generation == 2
 
+    @pytest.mark.parametrize("mode", ["resume", "full"])
+    async def test_a_retry_forgets_the_deaths(self, kit: Kit, mode: str) -> None:
+        """The new life has as many of them before it as the first one had."""
+        async with kit.open() as store:
+            bench = Bench(store)
+            await bench.start()
+            kit.advance(LATER)
+            await bench.sweep(deaths_max=1)
+            assert await bench.status() is RunStatus.FAILED
+            await bench.retry(mode=mode)
+            assert (await bench.run()).deaths == 0
+
     async def test_a_cancelled_run_can_be_retried(self, kit: Kit) -> None:
         """The cancel was for the life that ended."""
         async with kit.open() as store:
@@ -483,6 +495,14 @@ class SignalConformance(Conformance):
                 await store.signal(Signal("more", "r1", "paid"))
             assert caught.value.details["limit"] == SIGNALS_MAX
             assert not await store.signal(Signal("s0", "r1", "paid")), "one that was seen is still told so"
+            bench = Bench(store)
+            owner = await bench.own()
+            await owner.commit(waits=(wait_row("w1", kind="event", name="paid"),))
+            assert await store.signal(Signal("more", "r1", "paid")), "one was taken"
+            await owner.fail()
+            await bench.retry(mode="full")
+            with pytest.raises(Conflict):
+                await store.signal(Signal("another", "r1", "paid"))  # the one that was taken is back
 
     async def test_a_signal_to_no_run_is_an_error(self, kit: Kit) -> None:
         """The id must be known."""
