@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
-from typing import Any, TypeVar, cast
+from datetime import datetime, timedelta
+from decimal import Decimal
+from functools import cache
+from typing import Any, Final, TypeVar, cast
 
 T = TypeVar("T")
+
+ATOMS: Final = frozenset({type(None), bool, int, float, str, bytes, datetime, timedelta, Decimal})
+"""What nobody can change."""
 
 
 def copied(value: T) -> T:
@@ -15,14 +21,29 @@ def copied(value: T) -> T:
 
 def _copied(value: Any) -> Any:
     kind = cast(type[Any], type(value))
+    if kind in ATOMS:
+        return value
     if kind is dict:
         return {name: _copied(each) for name, each in cast(dict[Any, Any], value).items()}
     if kind is list:
         return [_copied(each) for each in cast(list[Any], value)]
     if kind is tuple:
-        return tuple(_copied(each) for each in cast(tuple[Any, ...], value))
-    if is_dataclass(value):
-        parts = {field.name: getattr(value, field.name) for field in fields(value)}
-        new = {name: _copied(part) for name, part in parts.items()}
-        return kind(**new) if any(new[name] is not parts[name] for name in parts) else value
+        old = cast(tuple[Any, ...], value)
+        parts = tuple(_copied(each) for each in old)
+        return parts if any(new is not each for new, each in zip(parts, old, strict=True)) else old
+    names = _names(kind)
+    if names:
+        changed = False
+        new: dict[str, Any] = {}
+        for name in names:
+            part = getattr(value, name)
+            new[name] = each = _copied(part)
+            changed = changed or each is not part
+        return kind(**new) if changed else value
     return value
+
+
+@cache
+def _names(kind: type[Any]) -> tuple[str, ...]:
+    """The fields of a dataclass."""
+    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
