@@ -37,7 +37,7 @@ COLUMNS = (
     Column("calls", right=True, drop=4),
     Column("tokens", right=True, drop=2),
     Column("cost", right=True, drop=5),
-    Column("about", least=12),
+    Column("about", least=28),
 )
 WAITS_MAX = 1_000
 OUTPUT_LINES_MAX = 40
