@@ -131,10 +131,10 @@ class SweepsAStaleList(MemoryStore):
 
     async def sweep(self, request: SweepRequest) -> Swept:
         for run_id in self._list:
-            row = self._rows[run_id]
+            row = self._moves.rows[run_id]
             if row.run.status is RunStatus.RUNNING:
-                row.run = replace(row.run, lease_expires_at=self._now())
-        self._list = tuple(run_id for run_id, row in self._rows.items() if row.run.status is RunStatus.RUNNING)
+                row.run = replace(row.run, lease_expires_at=self._moves.now())
+        self._list = tuple(run_id for run_id, row in self._moves.rows.items() if row.run.status is RunStatus.RUNNING)
         return await super().sweep(request)
 
 

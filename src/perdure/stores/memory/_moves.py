@@ -76,7 +76,7 @@ class Moves(Tables):
             ancestor = self.row(ancestor.run.parent_run)
 
     def apply(self, row: Row, commit: Commit) -> Committed:
-        self._check(commit)
+        self._check(row, commit)
         now, run = self.now(), row.run
         row.run = replace(
             run, commit_no=commit.commit_no, usage=commit.usage or run.usage, version=commit.version or run.version, updated_at=now,
@@ -102,8 +102,10 @@ class Moves(Tables):
         self.touch(row)
         return row.answer
 
-    def _check(self, commit: Commit) -> None:
+    def _check(self, row: Row, commit: Commit) -> None:
         """Raise what refuses the whole commit, before anything of it is written."""
+        if commit.checkpoint is not None:
+            self._check_checkpoint(row, commit.checkpoint)
         for write in commit.effects:
             before = self.effect(write.key)
             if before is not None and answers.settled_for_ever(before, write):
@@ -124,14 +126,18 @@ class Moves(Tables):
         named = (each for each in others if each is not None and write.claim is not None and each.row.claim == write.claim)
         return next((each for each in named if answers.blocks_key(each)), None)
 
-    def _save_checkpoint(self, row: Row, write: CheckpointWrite, now: datetime) -> None:
+    def _check_checkpoint(self, row: Row, write: CheckpointWrite) -> None:
         generation = row.run.generation
-        stored = row.messages.setdefault((generation, write.base), [])
+        stored = row.messages.get((generation, write.base), [])
         shared = [
             each.length for at, each in row.checkpoints.items() if at[0] == generation and each.base == write.base and each.index != write.index
         ]
         if not max(shared, default=0) <= write.keep <= len(stored):
             raise StoreError(f"Checkpoint {write.index} of run {row.run.id} keeps {write.keep} of {len(stored)} messages, which others share.")
+
+    def _save_checkpoint(self, row: Row, write: CheckpointWrite, now: datetime) -> None:
+        generation = row.run.generation
+        stored = row.messages.setdefault((generation, write.base), [])
         stored[write.keep :] = write.append
         row.checkpoints[generation, write.index] = Checkpoint(
             run_id=row.run.id, generation=generation, index=write.index, base=write.base, length=len(stored), finish_reason=write.finish_reason,

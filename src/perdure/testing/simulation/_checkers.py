@@ -12,7 +12,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any, Final, Literal, cast
 
-from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelResponse
+from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelResponse, ToolReturnPart
 
 from perdure.core.budget import Usage
 from perdure.core.checkpoint import Checkpoint
@@ -539,6 +539,25 @@ class StepsAreDoneOnce(Checker):
                 yield f"tool {sight.name} ran again for call {sight.key}, which is answered"
 
 
+class AnswersAreReal(Checker):
+    """Every result in a stored history is one that was recorded for its call: nobody invents an answer for a call that was not run."""
+
+    def written(self, change: Change) -> Iterator[str]:
+        checkpoint = change.after.checkpoint
+        if checkpoint is None or (change.before is not None and change.before.checkpoint == checkpoint):
+            return
+        recorded = {step.row.tool_call_id for step in change.after.steps if step.kind == "tool" and step.generation == checkpoint.generation}
+        for message in history(checkpoint):
+            for part in message.parts:
+                if isinstance(part, ToolReturnPart) and part.tool_call_id not in recorded and not _is_output(part):
+                    yield f"call {part.tool_call_id} of {part.tool_name} is answered with {str(part.content)[:60]!r}, and no step records that"
+
+
+def _is_output(part: ToolReturnPart) -> bool:
+    """Output tools have no step of their own: the run's output is theirs."""
+    return part.tool_name.startswith("final_result")
+
+
 # ── effects ────────────────────────────────────────────────────────────────────────────────────────────────
 class EffectsHappenOnce(Checker):
     """An effect is performed at most once, unless the ledger said *unknown* and somebody (a person, verify, a declared retry) allowed it again."""
@@ -623,7 +642,7 @@ class EverythingComesToRest(Checker):
 ROW_CHECKERS: Final[tuple[type[Checker], ...]] = (
     EpochsOnlyRise, OneOwner, StaleWritesChangeNothing, LeasesRunOut, WorkStopsInTime, KeysAreHeldOnce, NothingAcknowledgedIsLost, EventsAreGapFree,
     StepsAreGapFree, ShownAfterCommit, KeysStartOneRun, OnlyLegalMoves, RestIsOneRule, OneSettlement, CancelsAreHonoured, WaitsResolveOnce, ExpiryHolds,
-    SpendAddsUp, HistoriesStayValid, StepsAreDoneOnce, EffectsHappenOnce, StartedBeforeBody, EffectsOneAtATime, NoEffectOutlivesItsClaim,
+    SpendAddsUp, HistoriesStayValid, StepsAreDoneOnce, AnswersAreReal, EffectsHappenOnce, StartedBeforeBody, EffectsOneAtATime, NoEffectOutlivesItsClaim,
     EverythingComesToRest,
 )  # fmt: skip
 """Every promise that the simulator watches."""

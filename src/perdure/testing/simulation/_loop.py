@@ -460,7 +460,9 @@ class SimLoop(asyncio.AbstractEventLoop):
         if self._closed or (strand is not None and not strand.replica.alive):
             return
         error = context.get("exception")
-        self.errors.append(f"{context.get('message')}" + (f": {error!r}" if error is not None else ""))
+        task: Any = context.get("future") or context.get("task")
+        who = f" ({task.get_name()})" if isinstance(task, asyncio.Task) else ""
+        self.errors.append(f"{context.get('message')}{who}" + (f": {error!r}" if error is not None else ""))
 
     def set_exception_handler(self, handler: Any) -> None:
         pass  # everything goes to `errors`

@@ -41,6 +41,11 @@ KINDS: Final[dict[str, Kind]] = {
     "commit_error_after": Kind("wire", "commit", 25, "loses the reply of its commit and has to ask again", weight=4),
     "commit_slow_request": Kind("wire", "commit", 25, "its commit is slow to arrive", (0.5, 15.0)),
     "commit_slow_reply": Kind("wire", "commit", 25, "the reply of its commit is slow to arrive", (0.5, 15.0)),
+    "claim_reply_lost": Kind("wire", "claim", 25, "dies after its claim is applied, before it hears so"),
+    "claim_error_after": Kind("wire", "claim", 25, "loses the reply of its claim"),
+    "claim_slow_reply": Kind("wire", "claim", 25, "the reply of its claim is slow to arrive", (6.0, 16.0), weight=4),
+    "renew_error_before": Kind("wire", "renew", 8, "can't renew its leases"),
+    "renew_slow_request": Kind("wire", "renew", 8, "its renewal is slow to arrive", (5.0, 16.0)),
     # To a process, while it works on something.
     "crash": Kind("replica", "busy callback", 2_000, "dies before a callback", weight=4),
     "pause": Kind("replica", "busy callback", 2_000, "is stopped", (5.0, 22.0), weight=8),
@@ -72,9 +77,12 @@ KINDS: Final[dict[str, Kind]] = {
 }  # fmt: skip
 """Every kind of fault."""
 
+OWN_COUNT: Final = frozenset({"commit", "claim", "renew"})
+"""Verbs that are counted by themselves as well, so that a fault can be aimed at them."""
+
 CRASHES: Final = frozenset(
     {
-        "crash_before", "reply_lost", "crash_after", "commit_crash_before", "commit_reply_lost", "commit_crash_after", "crash",
+        "crash_before", "reply_lost", "crash_after", "commit_crash_before", "commit_reply_lost", "commit_crash_after", "claim_reply_lost", "crash",
         "tool_dies", "tool_dies_after",
     }
 )  # fmt: skip
@@ -166,8 +174,10 @@ class WireFaults:
         self._counts: Counter[str] = Counter()
 
     def on_call(self, verb: str, number: int) -> CallFault | None:
-        fault = (self._next("commit") if verb == "commit" else None) or self._next("store call")
-        return None if fault is None else CallFault(cast(CallFaultKind, fault.kind.removeprefix("commit_")), fault.seconds)
+        fault = (self._next(verb) if verb in OWN_COUNT else None) or self._next("store call")
+        if fault is None:
+            return None
+        return CallFault(cast(CallFaultKind, fault.kind.removeprefix(f"{verb}_")), fault.seconds)
 
     def on_hint(self) -> Sequence[float]:
         fault = self._next("hint")

@@ -25,6 +25,8 @@ from perdure.core.commit import (
     Lease,
     Loaded,
     NewRun,
+    Pruned,
+    PruneRequest,
     Renewed,
     Resolve,
     Resolved,
@@ -49,7 +51,7 @@ from perdure.testing.simulation._loop import Replica, SimLoop, SimulationError, 
 T = TypeVar("T")
 
 WRITES: Final = frozenset(
-    {"admit", "claim", "renew", "commit", "resolve", "extend", "cancel", "retry", "sweep", "signal", "settle_effect", "claim_notices", "note_notice", "put_artifact"}
+    {"admit", "claim", "renew", "commit", "resolve", "extend", "cancel", "retry", "sweep", "signal", "settle_effect", "claim_notices", "note_notice", "put_artifact", "prune"}
 )  # fmt: skip
 """The verbs that may change a row."""
 
@@ -251,6 +253,9 @@ class FaultyStore:
 
     async def sweep(self, request: SweepRequest) -> Swept:
         return await self._ask("sweep", lambda: self._store.sweep(request), request)
+
+    async def prune(self, request: PruneRequest) -> Pruned:
+        return await self._ask("prune", lambda: self._store.prune(request), request)
 
     async def signal(self, signal: Signal) -> bool:
         return await self._ask("signal", lambda: self._store.signal(signal), signal)

@@ -36,6 +36,8 @@ from perdure.testing.simulation._watch import Watch
 LEASE: Final = timedelta(seconds=10)
 """Short, so that many leases run out in one simulation."""
 
+WAKING_SECONDS: Final = 0.1
+"""How long somebody who was stopped in the middle of a sentence may go on with it before noticing that time has passed."""
 
 Main = Callable[[Engine], Awaitable[None]]
 
@@ -279,7 +281,7 @@ class Stage:
             return
         replica = strand.replica
         # Whoever was stopped wakes up in the middle of something, and may need a moment to find out that time has passed.
-        paused = replica.woke_at is not None and self.loop.time() - replica.woke_at < 1.0
+        paused = replica.woke_at is not None and self.loop.time() - replica.woke_at < WAKING_SECONDS
         sight = Sight(kind, replica.name, run_id, self.loop.time(), self.watch.epoch(replica.name, run_id), paused=paused, **more)
         self.watch.see(sight)
 
