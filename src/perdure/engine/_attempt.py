@@ -524,7 +524,7 @@ class AgentJob:
         return next((wait for wait in reversed(self._loaded.waits) if wait.row.question == question), None)
 
     def _go_on(self) -> None:
-        if self._execution.stop.reason is not None:
+        if self._execution.must_stop():
             raise Stopped
 
     def _start_step_clock(self) -> None:

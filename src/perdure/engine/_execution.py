@@ -105,6 +105,13 @@ class Execution:
         """Ask the execution to stop. On the loop; from a thread through `call_soon_threadsafe`."""
         self.stop.fire(reason)
 
+    def must_stop(self) -> bool:
+        """Whether nothing new may start: it was told to stop, or its time is over. Asked right before each model call and each body, because whoever was
+        stopped by the machine wakes up before the watch that would have told it."""
+        if self.stop.reason is None and self.runtime.monotonic() >= self.ours_until:
+            self.abort("lease_lost")
+        return self.stop.reason is not None
+
     def doing(self, step: int, what: str) -> None:
         """What people see as the run's activity, from the next renewal on."""
         self.activity = Activity(step, what, self.runtime.now())

@@ -339,6 +339,8 @@ class ToolDesk:
         task = self._execution.runtime.spawn(self._do(call, body, rule, started, limit), name=f"effect {key}")
         self._in_flight.add(task)
         task.add_done_callback(self._in_flight.discard)
+        # Its error goes to whoever waits for it; where nobody does any more, it is not reported as forgotten.
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())
         # Shielded: whoever stops the execution does not stop a deed halfway.
         return await asyncio.shield(task)
 
@@ -583,7 +585,7 @@ class ToolDesk:
         return self._execution.runtime.new_id()
 
     def _go_on(self) -> None:
-        if self._execution.stop.reason is not None:
+        if self._execution.must_stop():
             raise Stopped
 
     def _enough_time(self) -> bool:

@@ -198,6 +198,8 @@ class Worker:
         self._active[run.id] = execution
         if self._draining:
             execution.abort("drain")
+        # The answer may have been so long on its way that the claim is somebody else's by now: then nothing starts here.
+        execution.must_stop()
         task = self._env.runtime.spawn(self._execute(execution), name=f"execution {run.id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -286,6 +288,8 @@ class Worker:
         if not work.done():
             work.cancel()
             await asyncio.wait({work}, timeout=UNWIND_PATIENCE.total_seconds())
+            # One that swallows cancellation is left behind. What it comes to in the end is nobody's business any more.
+            work.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     def _patience(self, execution: Execution, reason: AbortReason, since: float) -> float:
         """Monotonic time until which the work may go on after it was told to stop."""
