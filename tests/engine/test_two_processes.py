@@ -120,7 +120,7 @@ def later(database: Path, by: timedelta) -> None:
 
 @pytest.mark.parametrize("door", ["python", "command line"])
 def test_an_answer_a_month_and_a_release_later_starts_one_tool_call(tmp_path: Path, door: str) -> None:
-    """By the request's id alone; what ran before the wait is not run again. # case B8, # case B13, # case B15, # case B17"""
+    """By the request's id alone; what ran before the wait is not run again. # case B8, # case B15, # case B17"""
     (tmp_path / "app.py").write_text(BEFORE)
     run_id, request = run(tmp_path, "app.py")
     (tmp_path / "app.py").write_text(AFTER)

@@ -27,7 +27,7 @@ def recorder() -> Iterator[ModuleType]:
 
 
 def test_a_second_terminal_changes_the_amount_and_the_docs_show_what_happens(recorder: ModuleType) -> None:
-    """The tool gets the edited cents once, a late answer learns who won, and the recording in the docs has the shape of a fresh one. # case B11, # case B13"""
+    """The tool gets the edited cents once, a late answer learns who won, and the recording in the docs has the shape of a fresh one. # case B11"""
     fresh = recorder.record()
     assert fresh.paid.startswith("KL-1042: 19.00 EUR, reference ") and fresh.paid.count("\n") == 1
     assert "19.00 EUR were paid back" in fresh.first and "closed by eva already" in fresh.second
