@@ -28,6 +28,7 @@ from perdure.pipeline import (
     PhaseResult,
     Retry,
     RetryPolicy,
+    Wait,
     get_output,
     phase,
     resolve_start_phase,
@@ -819,6 +820,12 @@ def test_a_local_state_type_is_asked_for_by_name() -> None:
         @phase
         async def p(ctx: PhaseContext[Local]) -> Done:
             return Done()
+
+
+def test_results_can_be_made_with_their_type_said() -> None:
+    """As a type checker may want it."""
+    assert Next[Count]("a", Count(1)) == Next("a", Count(1))
+    assert Checkpoint[Count]("a", Count(1), START).state == Count(1) and Wait[Count](state=Count(2)).state == Count(2)
 
 
 def test_a_policy_knows_its_pauses() -> None:

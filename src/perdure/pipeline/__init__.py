@@ -45,6 +45,7 @@ from perdure.pipeline._worker import PipelineWorker, StorageScheduler
 if TYPE_CHECKING:
     from perdure.pipeline._agent_phase import build_agent_phase, run_agent
     from perdure.pipeline._agent_state import AgentCheckpoint, AgentOutcome
+    from perdure.pipeline._job import EnginePipeline, register
 
 __all__ = [
     "Advance",
@@ -58,6 +59,7 @@ __all__ = [
     "CommitsOutcomes",
     "ComparesAndSets",
     "Done",
+    "EnginePipeline",
     "Error",
     "Explanation",
     "InvalidPipelineError",
@@ -104,6 +106,7 @@ __all__ = [
     "pause_job",
     "phase",
     "recover",
+    "register",
     "resolve_start_phase",
     "resume_job",
     "retry_job",
@@ -114,13 +117,15 @@ __all__ = [
 _LATE = {
     "AgentCheckpoint": "_agent_state",
     "AgentOutcome": "_agent_state",
+    "EnginePipeline": "_job",
     "build_agent_phase": "_agent_phase",
+    "register": "_job",
     "run_agent": "_agent_phase",
 }
 
 
 def __getattr__(name: str) -> Any:
-    # Phases need no agent library; it is loaded for whoever asks for an agent.
+    # Phases need no agent library and no engine; they are loaded for whoever asks for an agent or an engine.
     module = _LATE.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

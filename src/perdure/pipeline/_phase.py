@@ -33,7 +33,8 @@ SAME: Final = Same()
 
 
 # ── what a phase may return ────────────────────────────────────────────────────────────────────────────────
-@dataclass(frozen=True, slots=True)
+# No slots: on Python 3.11 `Next[State](…)` fails on a frozen generic class that has them.
+@dataclass(frozen=True)
 class Next(Generic[S]):
     """Go on with `phase`, which gets `state`."""
 
@@ -64,7 +65,7 @@ class Approval:
     within: timedelta | None = APPROVAL_WITHIN
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Wait(Generic[S]):
     """Pause the job. What ends the pause is in `PhaseContext.answer` of the phase that is entered then.
 

@@ -73,7 +73,7 @@ class WaitRecord:
         return cls(**given)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Checkpoint(Generic[S]):
     """Where a job stands: the phase that comes next and the state it gets.
 
