@@ -256,8 +256,10 @@ class ToolDesk:
         how = row.unknown if row.unknown == "ask" else rule.unknown if rule.unknown == "ask" else row.unknown
         if how == "retry":
             attempts = rule.retries.attempts if rule.retries else 3
-            if row.try_no < attempts and not self._input_changed(call, row):
-                return self._set(replace(row, state=EffectState.PLANNED, try_no=row.try_no + 1))
+            # A crash, a drain or a lost lease is not a try: only a body that came to an end of its own has left an error.
+            tried = row.error is not None and not row.error.get("stopped")
+            if (row.try_no < attempts or not tried) and not self._input_changed(call, row):
+                return self._set(replace(row, state=EffectState.PLANNED, try_no=row.try_no + tried, error=None))
             how = "ask"
         if how == "verify" and rule.verify is not None:
             wait = await self._time_left(effect, row)
@@ -425,7 +427,8 @@ class ToolDesk:
 
     async def _nobody_knows(self, call: Call, rule: EffectRule, row: EffectWrite, error: BaseException) -> None:
         """Record *unknown*. With `ask` the wait row is in the same commit, so that nobody can miss it."""
-        unknown = replace(row, state=EffectState.UNKNOWN, error={"message": describe(error)})
+        told: dict[str, Any] = {"message": describe(error), **({"stopped": True} if isinstance(error, asyncio.CancelledError) else {})}
+        unknown = replace(row, state=EffectState.UNKNOWN, error=told)
         event = EventWrite("effect.unknown", {"key": row.key, "tool": row.tool, "error": describe(error)})
         effect = Effect(
             self._execution.run.id,

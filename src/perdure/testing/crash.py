@@ -1,6 +1,6 @@
 """Kill your own agent everywhere, and see what is left: `crash_everywhere`, and the pytest fixture of the same name.
 
-`python -m perdure.testing.crash` does it to two agents of its own, on memory and on SQLite.
+`python -m perdure.testing.crash` does it to three agents of its own, on memory and on SQLite.
 """
 
 from perdure.testing.simulation._crash import CrashReport, Point, crash_everywhere
