@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, Protocol
 
 from perdure.core.artifact import Artifact
+from perdure.core.codec import clean_text
 from perdure.core.errors import ConfigurationError, Suspend
 from perdure.core.trigger import TriggerEnvelope
 
@@ -116,7 +117,13 @@ class Wait(Suspend):
         child: str | None = None,
     ) -> None:
         super().__init__(f"This tool waits for {name or until or child}. Raise it; never catch it.")
-        self.kind, self.name, self.until_, self.child = kind, name, until, child
+        if name is not None and (not isinstance(name, str) or not name):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigurationError(f"Wait.event({name!r}): the event's name is a text of at least one character.")
+        if isinstance(until, datetime) and until.tzinfo is None:
+            raise ConfigurationError(f"Wait: {until.isoformat()} has no time zone. Write datetime.now(UTC) + …, or a timedelta.")
+        if until is not None and not isinstance(until, (datetime, timedelta)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigurationError(f"Wait: {until!r} is neither a datetime with a time zone nor a timedelta.")
+        self.kind, self.name, self.until_, self.child = kind, None if name is None else clean_text(name), until, child
 
     @classmethod
     def event(cls, name: str, *, expires: datetime | timedelta | None = None) -> Wait:

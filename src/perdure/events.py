@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from perdure.core.errors import ConfigurationError
 from perdure.core.event import Delta, Event, Reset
 from perdure.stores import Hint
 
@@ -42,6 +44,8 @@ class Hub:
 
     def on(self, kind: str, listener: Listener) -> Callable[[], None]:
         """Call `listener` for each `kind` of news (`run.delta`, `run.reset`, a durable event's type, or `error`; `*` for all). Answers the way to stop."""
+        if inspect.iscoroutinefunction(listener):
+            raise ConfigurationError(f"A listener of {kind!r} is called, not awaited: give a plain function, which may start a task of its own.")
         self._listeners.setdefault(kind, []).append(listener)
 
         def off() -> None:
@@ -92,6 +96,6 @@ class Hub:
             for listener in list(self._listeners.get(name, ())):
                 try:
                     listener(item)
-                except Exception:
+                except (Exception, asyncio.CancelledError):
                     log.exception("A listener of %r raised and is dropped; the run goes on.", name)
                     self._listeners[name].remove(listener)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -181,6 +182,14 @@ def test_the_declaration_is_kept_with_the_call_and_the_stricter_one_wins(sim: An
                     await run.result(timeout=600)
                 [request] = await run.requests()
                 assert request.kind == "effect"
+                [unknown] = await second.effects()
+                card = request.wait.row
+                assert unknown.started_at is not None
+                assert (card.tool, card.effect_key) == ("pay", deeds[0])
+                assert (card.data["worker"], card.data["started_at"]) == (unknown.worker, unknown.started_at.isoformat())
+                heard = await second.last_heard(unknown)
+                assert heard is not None
+                assert unknown.started_at <= heard < await second.store.now() - timedelta(seconds=1)
                 await request.answer("done", "paid", by="eva")
                 assert await run.result(timeout=600) == "done"
         assert len(deeds) == (2 if again else 1)

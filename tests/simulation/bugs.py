@@ -198,6 +198,10 @@ BUGS = (
     Bug("7 answer accepted at expires_at", ("ExpiryHolds",), store=AnswersAtTheEnd),
     Bug("8 park decides from a stale read", ("RestIsOneRule",), store=StalePark),
     Bug("9 lease deadline counted from the reply", ("WorkStopsInTime",), patch=lease_from_the_reply),
-    Bug("10 partial tail treated as a request", ("AnswersAreReal", "HistoriesStayValid", "SpendAddsUp", "EverythingComesToRest", "OnlyExplainedFailures"), patch=partial_tail_is_a_request),
+    Bug(
+        "10 partial tail treated as a request",
+        ("AnswersAreReal", "HistoriesStayValid", "SpendAddsUp", "EverythingComesToRest", "OnlyExplainedFailures"),
+        patch=partial_tail_is_a_request,
+    ),
 )
 """The bugs, by the numbers of the list that the project keeps of them."""

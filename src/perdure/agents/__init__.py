@@ -5,6 +5,7 @@ from pydantic_ai.exceptions import ApprovalRequired, CallDeferred, ModelRetry, T
 from perdure.agents._capability import RemoteToolError
 from perdure.agents._counters import in_a_row, looping
 from perdure.agents._edit import edited
+from perdure.agents._faults import describe
 from perdure.agents._messages import decode, decode_all, encode, ends_on_response, last_text, start_message
 from perdure.agents._registry import Registration
 from perdure.agents._session import AgentSession, open_session
@@ -35,6 +36,7 @@ __all__ = [
     "ToolFailed",
     "decode",
     "decode_all",
+    "describe",
     "edited",
     "encode",
     "ends_on_response",

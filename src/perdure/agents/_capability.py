@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
@@ -59,6 +60,10 @@ class KnownTool:
     timeout: float | None
     retries: int
     remote: bool
+
+
+class ToolLeft(Exception):
+    """A tool's body ended with what would end more than the tool: `sys.exit()` the whole process, a stray cancellation the execution."""
 
 
 class RemoteToolError(Exception):
@@ -159,7 +164,7 @@ class Outer(AbstractCapability[Any]):
             if link.exhausted(call.tool_name):
                 raise ToolFailed(_no_retries(error)) from error
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if type(error).__module__.partition(".")[0] == "pydantic_ai":
                 raise  # its own control flow; what a validator of the user's raises is not
             raise ToolFailed(_words(error)) from error
@@ -177,7 +182,7 @@ class Outer(AbstractCapability[Any]):
             return await handler(args)
         except WORDS_OF_A_TOOL:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             # Left alone, it would end the run and cancel the siblings.
             raise ToolFailed(_words(error)) from error
 
@@ -285,6 +290,13 @@ class HostToolset(WrapperToolset[Any]):
                 if known is not None and known.remote:
                     raise RemoteToolError(error.message) from error
                 raise
+            except asyncio.CancelledError as error:
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise
+                raise ToolLeft(describe(error)) from error
+            except (SystemExit, GeneratorExit) as error:
+                raise ToolLeft(describe(error)) from error
 
         try:
             return await link.result(await link.host.run_tool(call, body, approved=ctx.tool_call_approved))

@@ -34,8 +34,12 @@ from pydantic_ai.models import Model
 from pydantic_ai.models.function import FunctionModel
 from pydantic_ai.models.test import TestModel
 
+from perdure.core.codec import clean_text
+
 TRANSIENT: Final = (ModelRateLimitError, ModelUnavailableError, ModelServerError, ModelConnectionError, ModelRequestTimeout)
 TRANSIENT_STATUS: Final = frozenset({408, 409, 425, 429})
+WORDS_MAX: Final = 8_000
+"""Characters of an error's own words that are kept."""
 RETRY_AFTER_MAX: Final = timedelta(days=31)
 """A longer wish is taken for a mistake and counts as none."""
 
@@ -173,6 +177,11 @@ def _seconds_until(value: str, now: datetime) -> float | None:
 
 
 def describe(error: BaseException) -> str:
-    """An error in one line, never empty."""
-    text = str(error).strip()
+    """An error's name and words as they may be stored: never empty, never too long, whatever the error makes of itself."""
+    try:
+        text = clean_text(str(error)).strip()
+    except Exception:
+        text = ""  # a `__str__` that raises
+    if len(text) > WORDS_MAX:
+        text = f"{text[:WORDS_MAX]}… ({len(text)} characters)"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -15,6 +15,7 @@ from pydantic_ai.messages import BinaryContent, MultiModalContent, ToolReturn, U
 from perdure.agents._messages import reference
 from perdure.core.artifact import Artifact
 from perdure.core.codec import clean, dump
+from perdure.core.errors import UnserializableError
 from perdure.core.limits import INLINE_MAX, PREVIEW_CHARS
 
 ENVELOPE: Final = "perdure-result"
@@ -42,6 +43,13 @@ async def keep(value: Any, shelf: Shelf | None = None, *, inline_max: int = INLI
     Raises:
         UnserializableError: Something in it has no JSON form; its path is named.
     """
+    try:
+        return await _kept(value, shelf, inline_max)
+    except RecursionError as error:
+        raise UnserializableError("$: it contains itself, or is nested too deeply. Return plain data.", path="$") from error
+
+
+async def _kept(value: Any, shelf: Shelf | None, inline_max: int) -> Any:
     if isinstance(value, ToolReturn):
         given = cast("ToolReturn[Any]", value)
         files: list[tuple[Path, Any]] = []

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Optional, cast
 
 import typer
 
-from perdure.cli import _approvals, _demo, _effects, _exit, _maintain, _run, _runs, _signal, _worker
+from perdure.cli import _approvals, _demo, _effects, _exit, _jobs, _maintain, _run, _runs, _signal, _worker
 from perdure.cli._load import DEBUG_VARIABLE
 from perdure.cli._output import console_on
 from perdure.cli._words import safe
@@ -80,6 +80,14 @@ effects.command("list")(_effects.list_)
 effects.command("show")(_effects.show)
 effects.command("settle")(_effects.settle)
 app.add_typer(effects, name="effects", rich_help_panel=LOOK)
+
+jobs = _group("Jobs of pipelines that stand alone: look, retry, pause, resume.")
+jobs.command("list")(_jobs.list_)
+jobs.command("show")(_jobs.show)
+jobs.command("retry")(_jobs.retry)
+jobs.command("pause")(_jobs.pause)
+jobs.command("resume")(_jobs.resume)
+app.add_typer(jobs, name="jobs", rich_help_panel=LOOK)
 
 app.command("signal", rich_help_panel=LOOK)(_signal.signal)
 app.command("tick", rich_help_panel=CARE)(_maintain.tick)

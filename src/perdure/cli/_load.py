@@ -10,10 +10,11 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from perdure.core.errors import ConfigurationError, PerdureError
 from perdure.engine import Engine
+from perdure.pipeline import Pipeline
 
 T = TypeVar("T")
 DEBUG_VARIABLE = "PERDURE_DEBUG"
@@ -30,6 +31,22 @@ def load_engine(app: str) -> Engine:
         where, name = app, ""
     module = _from_file(Path(where)) if where.endswith(".py") or "/" in where else _from_name(where)
     return _engine_in(module, where, name)
+
+
+def load_pipeline(app: str) -> Pipeline[Any]:
+    """The pipeline that `module:pipeline` or `path/to/app.py:pipeline` names. Raises `ConfigurationError` as `load_engine` does."""
+    where, _, name = app.rpartition(":")
+    if not where or "/" in name or name.endswith(".py"):
+        where, name = app, ""
+    module = _from_file(Path(where)) if where.endswith(".py") or "/" in where else _from_name(where)
+    found = {each: value for each, value in vars(module).items() if isinstance(value, Pipeline)}
+    if not name and len(found) == 1:
+        return next(iter(found.values()))
+    if name in found:
+        return found[name]
+    listed = " or ".join(f"{where}:{each}" for each in sorted(found))
+    hint = f"Write {listed}." if found else "No Pipeline stands at its top level: pipeline = Pipeline(phases, SqliteStorage('jobs.db'))."
+    raise ConfigurationError(f"{where}: there is no pipeline {name!r}. {hint}" if name else f"{where}: which pipeline? {hint}")
 
 
 def _engine_in(module: ModuleType, where: str, name: str) -> Engine:

@@ -19,6 +19,7 @@ from typing import Any, Protocol, cast
 import pydantic_core
 
 from perdure.core.errors import UnserializableError
+from perdure.core.limits import DEPTH_MAX, INTEGER_BITS_MAX
 
 NUL = "\u2400"
 LONE = "\ufffd"
@@ -62,30 +63,36 @@ def clean(value: Any, *, path: str = "$") -> Any:
         UnserializableError: Something in it has no JSON form; `details["path"]` says where.
     """
     try:
-        return _clean(value, path)
+        return _clean(value, path, 0)
     except RecursionError as error:
         raise UnserializableError(
             f"{path}: it contains itself, or is nested too deeply to be stored as JSON. Return plain data.", path=path
         ) from error
 
 
-def _clean(value: Any, path: str) -> Any:
+def _clean(value: Any, path: str, depth: int) -> Any:
+    if depth > DEPTH_MAX:
+        raise UnserializableError(
+            f"{path[:80]}…: it contains itself, or is nested deeper than {DEPTH_MAX} levels (DEPTH_MAX). Return flatter data.", path=path
+        )
     if value is None or value is True or value is False:
         return value
     kind = cast(type[Any], type(value))
     if kind is str:
         return clean_text(value)
     if kind is int:
+        if value.bit_length() > INTEGER_BITS_MAX:
+            raise UnserializableError(f"{path}: an integer of {value.bit_length():,} bits. Return it as text.", path=path)
         return value
     if kind is float:
         return value if math.isfinite(value) else "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if kind is dict:
         pairs = cast(dict[Any, Any], value).items()
-        return {_key(name, path): _clean(each, f"{path}.{name}") for name, each in pairs}
+        return {_key(name, path): _clean(each, f"{path}.{name}", depth + 1) for name, each in pairs}
     if kind is list or kind is tuple:
-        return [_clean(each, f"{path}[{at}]") for at, each in enumerate(cast(list[Any], value))]
+        return [_clean(each, f"{path}[{at}]", depth + 1) for at, each in enumerate(cast(list[Any], value))]
     if is_dataclass(value) and not isinstance(value, type) and not hasattr(kind, "__pydantic_serializer__"):
-        return {each.name: _clean(getattr(value, each.name), f"{path}.{each.name}") for each in fields(value)}
+        return {each.name: _clean(getattr(value, each.name), f"{path}.{each.name}", depth + 1) for each in fields(value)}
     if hasattr(kind, "__next__"):
         # Pydantic would read an open file or a generator to its end and store what came: nobody asked for that.
         raise UnserializableError(f"{path}: a {kind.__qualname__} is read only once, so it can't be stored. Return plain data.", path=path)
@@ -97,7 +104,7 @@ def _clean(value: Any, path: str) -> Any:
         ) from error
     if type(plain) is kind:
         raise UnserializableError(f"{path}: a {kind.__qualname__} can't be stored as JSON. Return plain data.", path=path)
-    return _clean(plain, path)
+    return _clean(plain, path, depth)
 
 
 def _key(name: Any, path: str) -> str:
@@ -105,7 +112,7 @@ def _key(name: Any, path: str) -> str:
         return clean_text(name)
     if name is None or isinstance(name, (bool, int, float)):
         return clean_text(json.dumps(clean(name)).strip('"'))
-    plain = _clean(name, f"{path}.<key>")
+    plain = _clean(name, f"{path}.<key>", 0)
     if isinstance(plain, str):
         return plain
     raise UnserializableError(f"{path}: a key of type {type(name).__qualname__} can't be stored as JSON.", path=path)

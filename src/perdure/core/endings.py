@@ -36,7 +36,10 @@ def outcome_question(effect: Effect, epoch: int) -> WaitWrite:
     return WaitWrite(
         id=derived_id("wait", effect.key, str(epoch)), kind="effect", question=f"effect:{effect.key}", index=row.index, tool=row.tool,
         tool_call_id=row.tool_call_id, position=row.position, effect_key=effect.key, input=row.input, input_hash=row.input_hash,
-        data={"worker": effect.worker, "epoch": effect.epoch, "try_no": row.try_no},
+        data={
+            "worker": effect.worker, "epoch": effect.epoch, "try_no": row.try_no, "error": row.error,
+            "started_at": effect.started_at.isoformat() if effect.started_at else None, "decisions": ["done", "run", "fail"],
+        },
     )  # fmt: skip
 
 

@@ -38,6 +38,12 @@ INLINE_MAX: Final = 256 * 1024
 PREVIEW_CHARS: Final = 2_000
 """Characters of a large value that the history keeps as its preview."""
 
+DEPTH_MAX: Final = 100
+"""Levels of a stored value. What reads it back and shows it to a model is recursive, and gives up at about twice that."""
+
+INTEGER_BITS_MAX: Final = 13_000
+"""Bits of a stored integer. Python itself refuses to read one of more than 4,300 digits."""
+
 PAYLOAD_MAX: Final = 4 * 1024 * 1024
 """Bytes of a trigger's payload as JSON. Larger inputs belong in attachments."""
 

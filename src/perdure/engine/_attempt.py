@@ -7,6 +7,7 @@ is tried again is `_retry`, how a tool runs is `_tools`: this file only holds th
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -51,6 +52,7 @@ from perdure.engine._tools import Rest, Stopped, ToolDesk
 if TYPE_CHECKING:
     from perdure.engine._agents import AgentType
 
+logger = logging.getLogger("perdure")
 REISSUE = "Not run: the response was cut at the token limit, so this call may be incomplete. Issue it again, shorter if need be."
 
 
@@ -68,6 +70,9 @@ class AgentJob:
         """A response that no commit carries yet."""
         self._desk: ToolDesk | None = None
         self._step_clock: asyncio.Task[None] | None = None
+        self._outcome: Write | None = None
+        """What came of the run, while its deps are being left."""
+        self._error: BaseException | None = None
 
     # ── the column ─────────────────────────────────────────────────────────────────────────────────────────
     async def run(self) -> Write:
@@ -83,18 +88,38 @@ class AgentJob:
         try:
             async with AsyncExitStack() as stack:
                 await self._open(stack, history)
-                return await self._loop(self._session)
-        except Rest as rest:
-            return rest.write
-        except WriteRefused as refused:
-            return self._failed(refused.error)
-        except Exception as error:
-            return self._failed(error)
+                await self._carry(self._session)
+        except (Rest, WriteRefused):
+            pass
+        except (Exception, SystemExit, GeneratorExit) as error:
+            if self._outcome is None:
+                return self._failed(error)
+            if error is not self._error:
+                # What came of the run is known by now, and it may hold the record of an effect.
+                logger.exception("leaving the deps of run %s raised; what the run came to stays", self._run.id)
         finally:
             self._stop_step_clock()
+        assert self._outcome is not None
+        return self._outcome
+
+    async def _carry(self, session: Session) -> None:
+        """The loop, and what came of it, told before the deps are left. They see the error, as they would without us."""
+        try:
+            self._outcome = await self._loop(session)
+        except Rest as rest:
+            self._outcome = rest.write
+            raise
+        except WriteRefused as refused:
+            self._outcome = self._failed(refused.error)
+            raise
+        except (Exception, SystemExit, GeneratorExit) as error:
+            self._outcome, self._error = self._failed(error), error
+            raise
 
     async def wind_down(self, grace: timedelta) -> Write:
         """Let effects in flight be recorded; hand over the answers that no commit carries yet."""
+        if self._outcome is not None:
+            return self._outcome
         if self._desk is None:
             return Write()
         await self._desk.wind_down(grace)

@@ -15,9 +15,10 @@ from typing import Any
 
 from perdure.core.budget import Usage
 from perdure.core.checkpoint import CheckpointWrite
+from perdure.core.codec import clean, clean_text
 from perdure.core.commit import Commit, Committed, Ending, NewRun, Outcome
 from perdure.core.effect import EffectWrite
-from perdure.core.errors import LeaseLostError, StoreUnavailable, Suspend
+from perdure.core.errors import LeaseLostError, StoreUnavailable, Suspend, UnserializableError
 from perdure.core.event import Event, EventWrite
 from perdure.core.run import Run
 from perdure.core.runtime import Runtime
@@ -32,6 +33,17 @@ class LeaseLost(Suspend):
     """The store answered `lost`: this execution writes nothing more."""
 
     def __init__(self, error: LeaseLostError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class WriteRefused(Suspend):
+    """The store refused a write in the middle of a step: the execution ends with that error.
+
+    Not an `Exception`: neither the model nor a tool may take it for what became of a tool.
+    """
+
+    def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
         self.error = error
 
@@ -96,8 +108,8 @@ class Journal:
         self.last: Committed | None = None
 
     def log(self, level: str, message: str, data: dict[str, Any]) -> None:
-        """Keep a log line for the next commit. Safe from any thread."""
-        self._logs.append(EventWrite("log", {"level": level, "message": message, **({"data": data} if data else {})}))
+        """Keep a log line for the next commit. Safe from any thread. What has no JSON form is kept as its `repr`: a line must not hold up the run."""
+        self._logs.append(EventWrite("log", {"level": _printed(level), "message": _printed(message), **({"data": _loggable(data)} if data else {})}))
 
     @property
     def has_logs(self) -> bool:
@@ -184,3 +196,26 @@ def _seen(task: asyncio.Task[Committed]) -> None:
     """Take note of an error that nobody waits for any more, so that it is not reported as forgotten."""
     if not task.cancelled():
         task.exception()
+
+
+def _loggable(data: dict[str, Any]) -> Any:
+    try:
+        return clean(data)
+    except UnserializableError:
+        return {clean_text(name): _kept(value) for name, value in data.items()}
+
+
+def _kept(value: Any) -> Any:
+    try:
+        return clean(value)
+    except UnserializableError:
+        return _printed(value)
+
+
+def _printed(value: Any) -> str:
+    if isinstance(value, str):
+        return clean_text(value)
+    try:
+        return clean_text(repr(value))
+    except Exception:
+        return f"<{type(value).__qualname__}>"

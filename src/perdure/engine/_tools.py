@@ -17,7 +17,7 @@ from typing import Any, Literal
 from perdure.agents import ApprovalRequired, Call, CallDeferred, Decision, ModelRetry, ToolFailed, describe
 from perdure.approvals import ApprovalCall, ApprovalRule
 from perdure.context import CurrentRun, Wait
-from perdure.core.codec import clean, clean_text, fingerprint
+from perdure.core.codec import clean, clean_text, dump, fingerprint
 from perdure.core.commit import EffectFilter, Park, Release
 from perdure.core.effect import Effect, EffectState, EffectWrite, effect_key
 from perdure.core.errors import ConfigurationError, Conflict, PerdureError, StoreUnavailable, Suspend
@@ -25,7 +25,7 @@ from perdure.core.event import EventWrite
 from perdure.core.limits import EFFECT_GRACE
 from perdure.core.step import StepWrite
 from perdure.core.wait import ResolutionKind, WaitPoint, WaitWrite
-from perdure.effects import EffectCall, EffectRule, Happened, HeldEffects
+from perdure.effects import EffectCall, EffectRule, Happened, HeldEffects, NotDone
 from perdure.engine._execution import Execution
 from perdure.engine._facts import Known, StepFacts
 from perdure.engine._heard import last_heard
@@ -272,15 +272,19 @@ class ToolDesk:
             try:
                 # Asked about what went out, which is in the row.
                 said = await rule.verify(self._effect_call(call if row.input is None else replace(call, args=row.input), row.key))
-            except Exception:
+            except (Exception, SystemExit, asyncio.CancelledError):
+                self._go_on()
                 logger.exception("verify of %s raised; a person is asked", row.key)
                 said = None
             if isinstance(said, Happened):
                 done = replace(row, state=EffectState.DONE, result=await self._keep(said.result))
                 await self._record(done, EventWrite("effect.done", {"key": row.key, "tool": row.tool, "by": "verify"}))
                 return done
-            if said is not None:
+            if isinstance(said, NotDone):
                 return self._set(replace(row, state=EffectState.PLANNED))
+            if said is not None:
+                # `True`, for example, could mean either: nothing may run again on that.
+                logger.error("verify of %s answered %r, which is neither Happened nor NotDone; a person is asked", row.key, said)
         self._stop_batch(call.position)
         heard = None if effect is None else await last_heard(self._execution.store, effect)
         self._deferrals[call.position] = Deferral(self._unknown_row(row, effect, heard))
@@ -658,8 +662,13 @@ class ToolDesk:
             return None
         run = self._execution.run
         named = (call.args or {}).get(rule.key) if isinstance(rule.key, str) else rule.key(self._effect_call(call, key))
+        if named is None:
+            raise ConfigurationError(
+                f"{call.name}: its business key came to None, and calls without one have nothing in common. Check effect(key={rule.key!r})."
+            )
+        shown = clean(named)
         owner = {"run": run.id, "thread": run.thread or run.id, "agent": run.agent}[rule.scope]
-        return f"{rule.scope}:{owner}:{call.name}:{named}"
+        return f"{rule.scope}:{owner}:{call.name}:{shown if isinstance(shown, str) else dump(shown)}"
 
     def _effect_call(self, call: Call, key: str) -> EffectCall:
         run = self._execution.run

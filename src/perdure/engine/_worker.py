@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+from perdure.agents import describe
 from perdure.core.checkpoint import FORMAT
 from perdure.core.commit import ClaimRequest, Ending, Release, SweepRequest, Swept
 from perdure.core.errors import StoreError, Suspend
@@ -98,14 +99,17 @@ class Worker:
 
     async def stop(self, grace: timedelta = DRAIN_GRACE) -> None:
         """Drain, then end every loop and thread."""
-        await self.drain(grace)
-        for loop in self._loops:
-            loop.cancel()
+        try:
+            await self.drain(grace)
+        finally:
+            # Also when whoever leaves is cancelled: a loop left behind would go on against a closed store.
+            for loop in self._loops:
+                loop.cancel()
+            if self._unhint is not None:
+                self._unhint()
+            self._keeper.stop()
         if self._loops:
             await asyncio.wait(self._loops)
-        if self._unhint is not None:
-            self._unhint()
-        self._keeper.stop()
 
     @property
     def executions(self) -> Mapping[str, Execution]:
@@ -249,10 +253,11 @@ class Worker:
                 task.cancel()
         try:
             await execution.journal.write(write)
-        except StoreError as error:
+        except Exception as error:
             # The store refuses what this execution wants to write, and would refuse it again: say so in the run, instead of dying of it over and over.
             await self._env.report(error)
-            await execution.journal.write(Write(ending=_settle.failed(error.code, f"The store refused the last write: {error.message}")))
+            code, words = (error.code, error.message) if isinstance(error, StoreError) else ("internal", describe(error))
+            await execution.journal.write(Write(ending=_settle.failed(code, f"The last write was refused: {words}")))
 
     def _clocks(self, execution: Execution) -> list[asyncio.Task[None]]:
         run = execution.run
@@ -308,6 +313,12 @@ class Worker:
                 raise error
             if not isinstance(error, Suspend):
                 return Write(ending=_settle.from_error(error))
+        if work.done() and execution.stop.reason is None:
+            # Nobody stopped it: handed back, it would end in the same way again and again.
+            left = await job.wind_down(self._env.effect_grace)
+            return left + Write(
+                ending=_settle.failed("internal", "The execution was cancelled from inside: by a tool, a hook or the model's client.")
+            )
         reason = execution.stop.reason or "drain"
         grace = timedelta(0) if reason == "lease_lost" else self._env.effect_grace
         left = await job.wind_down(grace)

@@ -36,7 +36,8 @@ from perdure.pipeline._failures import Explanation, explain
 from perdure.pipeline._memory import MemoryScheduler, MemoryStorage
 from perdure.pipeline._operate import get_output, pause_job, recover, resume_job
 from perdure.pipeline._phase import Approval, Done, Error, Next, Phase, PhaseContext, PhaseResult, Retry, RetryPolicy, Wait, phase
-from perdure.pipeline._records import Answer, Checkpoint, JobRecord, JobStatus, LogEntry, PendingToolCall, Progress, RetryMode, WaitRecord
+from perdure.pipeline._pipeline import Pipeline
+from perdure.pipeline._records import STATUSES, Answer, Checkpoint, JobRecord, JobStatus, LogEntry, PendingToolCall, Progress, RetryMode, WaitRecord
 from perdure.pipeline._runner import advance_phase
 from perdure.pipeline._sqlite import SqliteStorage
 from perdure.pipeline._start import resolve_start_phase, retry_job, run_pipeline
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from perdure.pipeline._job import EnginePipeline, register
 
 __all__ = [
+    "STATUSES",
     "Advance",
     "AgentCheckpoint",
     "AgentOutcome",
@@ -86,6 +88,7 @@ __all__ = [
     "PhaseContext",
     "PhaseError",
     "PhaseResult",
+    "Pipeline",
     "PipelineError",
     "PipelineWorker",
     "Progress",

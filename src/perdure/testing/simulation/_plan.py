@@ -43,7 +43,7 @@ KINDS: Final[dict[str, Kind]] = {
     "commit_slow_reply": Kind("wire", "commit", 25, "the reply of its commit is slow to arrive", (0.5, 15.0)),
     "claim_reply_lost": Kind("wire", "claim", 25, "dies after its claim is applied, before it hears so"),
     "claim_error_after": Kind("wire", "claim", 25, "loses the reply of its claim"),
-    "claim_slow_reply": Kind("wire", "claim", 25, "the reply of its claim is slow to arrive", (6.0, 16.0), weight=4),
+    "claim_slow_reply": Kind("wire", "claim", 14, "the reply of its claim is slow to arrive", (8.0, 16.0), weight=7),
     "renew_error_before": Kind("wire", "renew", 8, "can't renew its leases"),
     "renew_slow_request": Kind("wire", "renew", 8, "its renewal is slow to arrive", (5.0, 16.0)),
     # To a process, while it works on something.
