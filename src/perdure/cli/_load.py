@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from perdure.core.errors import ConfigurationError, PerdureError
 from perdure.engine import Engine
@@ -39,7 +39,7 @@ def load_pipeline(app: str) -> Pipeline[Any]:
     if not where or "/" in name or name.endswith(".py"):
         where, name = app, ""
     module = _from_file(Path(where)) if where.endswith(".py") or "/" in where else _from_name(where)
-    found = {each: value for each, value in vars(module).items() if isinstance(value, Pipeline)}
+    found: dict[str, Pipeline[Any]] = {each: cast("Pipeline[Any]", value) for each, value in vars(module).items() if isinstance(value, Pipeline)}
     if not name and len(found) == 1:
         return next(iter(found.values()))
     if name in found:
