@@ -11,7 +11,8 @@ import pytest
 from bugs import BUGS, Bug
 from pydantic_ai import Agent
 
-from perdure import ConfigurationError, Engine, effect
+from perdure import Engine, effect
+from perdure.errors import ConfigurationError
 from perdure.testing.models import call, say
 from perdure.testing.simulation import KINDS, ROW_CHECKERS, Fault, Series, simulate
 from perdure.testing.simulation._casts import cast_for

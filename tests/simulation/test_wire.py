@@ -25,6 +25,9 @@ class At:
     def on_call(self, verb: str, number: int) -> CallFault | None:
         return self._fault if number == self._number else None
 
+    def on_claimed(self) -> CallFault | None:
+        return None
+
     def on_hint(self) -> Sequence[float]:
         return (0.0,)
 

@@ -20,12 +20,13 @@ from perdure.context import CurrentRun, Wait
 from perdure.core.codec import clean, clean_text, dump, fingerprint
 from perdure.core.commit import EffectFilter, Park, Release
 from perdure.core.effect import Effect, EffectState, EffectWrite, effect_key
-from perdure.core.errors import ConfigurationError, Conflict, PerdureError, StoreUnavailable, Suspend
+from perdure.core.errors import ConfigurationError, Conflict, StoreUnavailable, Suspend
 from perdure.core.event import EventWrite
 from perdure.core.limits import EFFECT_GRACE
 from perdure.core.step import StepWrite
 from perdure.core.wait import ResolutionKind, WaitPoint, WaitWrite
 from perdure.effects import EffectCall, EffectRule, Happened, HeldEffects, NotDone
+from perdure.engine._bodies import Body, bounded, done, not_sent, reason
 from perdure.engine._execution import Execution
 from perdure.engine._facts import Known, StepFacts
 from perdure.engine._heard import last_heard
@@ -36,7 +37,6 @@ from perdure.engine._position import POSITION, AtWork, Outside, Position
 from perdure.engine._questions import approval_row, read_decision, read_event, unknown_row, wait_row
 
 logger = logging.getLogger("perdure")
-Body = Callable[[], Awaitable[Any]]
 SaveReply = Callable[[Write], Awaitable[None]]
 
 
@@ -173,7 +173,7 @@ class ToolDesk:
         started = self._execution.runtime.now()
         with self._at_work(call, None, 1):
             try:
-                value = await self._bounded(body, self._limit(call, None))
+                value = await bounded(self._execution.runtime, body, self._limit(call, None))
             except Wait as wait:
                 self._deferrals[call.position] = Deferral(self._wait_row(call, wait))
                 raise CallDeferred from None
@@ -204,7 +204,7 @@ class ToolDesk:
         except StoreUnavailable as error:
             raise WriteRefused(error) from error
         except Exception as error:
-            text = f"The result can't be stored: {_reason(error)}"
+            text = f"The result can't be stored: {reason(error)}"
             self._answer(call, started, Known("failed", text))
             raise ToolFailed(text) from error
         self._answer(call, started, Known("success", kept))
@@ -254,10 +254,10 @@ class ToolDesk:
         """Bring an effect of unknown outcome back to planned, done or failed, or wait for somebody's word."""
         effect = self._facts.effects.get(row.key)
         how = row.unknown if row.unknown == "ask" else rule.unknown if rule.unknown == "ask" else row.unknown
+        attempts = rule.retries.attempts if rule.retries else 3
+        # A crash, a drain or a lost lease is not a try: only a body that came to an end of its own has left an error.
+        tried = row.error is not None and not row.error.get("stopped")
         if how == "retry":
-            attempts = rule.retries.attempts if rule.retries else 3
-            # A crash, a drain or a lost lease is not a try: only a body that came to an end of its own has left an error.
-            tried = row.error is not None and not row.error.get("stopped")
             if (row.try_no < attempts or not tried) and not self._input_changed(call, row):
                 return self._set(replace(row, state=EffectState.PLANNED, try_no=row.try_no + tried, error=None))
             how = "ask"
@@ -271,18 +271,19 @@ class ToolDesk:
                 raise CallDeferred
             try:
                 # Asked about what went out, which is in the row.
-                said = await rule.verify(self._effect_call(call if row.input is None else replace(call, args=row.input), row.key))
+                said: Any = await rule.verify(self._effect_call(call if row.input is None else replace(call, args=row.input), row.key))
             except (Exception, SystemExit, asyncio.CancelledError):
                 self._go_on()
                 logger.exception("verify of %s raised; a person is asked", row.key)
                 said = None
             if isinstance(said, Happened):
-                done = replace(row, state=EffectState.DONE, result=await self._keep(said.result))
-                await self._record(done, EventWrite("effect.done", {"key": row.key, "tool": row.tool, "by": "verify"}))
-                return done
-            if isinstance(said, NotDone):
-                return self._set(replace(row, state=EffectState.PLANNED))
-            if said is not None:
+                known = await self._told(said.result)
+                happened = done(row, known)
+                await self._record(happened, EventWrite("effect.done", {"key": row.key, "tool": row.tool, "by": "verify"}))
+                return happened
+            if isinstance(said, NotDone) and (row.try_no < attempts or not tried):
+                return self._set(replace(row, state=EffectState.PLANNED, try_no=row.try_no + tried, error=None))
+            if said is not None and not isinstance(said, NotDone):  # pyright: ignore[reportUnnecessaryIsInstance] - callbacks may not be typed
                 # `True`, for example, could mean either: nothing may run again on that.
                 logger.error("verify of %s answered %r, which is neither Happened nor NotDone; a person is asked", row.key, said)
         self._stop_batch(call.position)
@@ -340,7 +341,7 @@ class ToolDesk:
         self._effects[key] = started
         if self._execution.stop.reason is not None or not self._enough_time():
             # The body was never called, and only this process knows it.
-            self._late_effects.append(_not_sent(started))
+            self._late_effects.append(not_sent(started))
             raise Stopped
         task = self._execution.runtime.spawn(self._do(call, body, rule, started, limit), name=f"effect {key}")
         self._in_flight.add(task)
@@ -382,14 +383,14 @@ class ToolDesk:
         began = self._execution.runtime.now()
         with self._at_work(call, row.key, row.try_no):
             try:
-                value = await self._bounded(body, limit)
+                value = await bounded(self._execution.runtime, body, limit)
             except Wait as wait:
                 self._stop_batch(call.position)
-                self._deferrals[call.position] = Deferral(self._wait_row(call, wait), _not_sent(row))
+                self._deferrals[call.position] = Deferral(self._wait_row(call, wait), not_sent(row))
                 raise CallDeferred from None
             except (ApprovalRequired, CallDeferred):
                 self._stop_batch(call.position)
-                self._late_effects.append(_not_sent(row))
+                self._late_effects.append(not_sent(row))
                 raise
             except Suspend:
                 raise
@@ -401,17 +402,17 @@ class ToolDesk:
         return await self._happened(call, row, began, value)
 
     async def _happened(self, call: Call, row: EffectWrite, began: datetime, value: Any) -> Known:
-        try:
-            kept = await self._keep(value)
-            known = Known("success", kept)
-        except Exception as error:
-            # The deed is done whatever its result looks like.
-            kept = None
-            known = Known("failed", f"The call was made, but its result can't be stored: {_reason(error)}")
-        done = replace(row, state=EffectState.DONE, result=kept, error=None if known.outcome == "success" else {"message": known.content})
+        known = await self._told(value)
         self._answer(call, began, known)
-        await self._record(done, EventWrite("effect.done", {"key": row.key, "tool": row.tool}))
+        await self._record(done(row, known), EventWrite("effect.done", {"key": row.key, "tool": row.tool}))
         return known
+
+    async def _told(self, value: Any) -> Known:
+        """What the model is told of a deed that happened. It is done whatever its result looks like."""
+        try:
+            return Known("success", await self._keep(value))
+        except Exception as error:
+            return Known("failed", f"The call was made, but its result can't be stored: {reason(error)}")
 
     async def _did_not_happen(self, call: Call, rule: EffectRule, row: EffectWrite, began: datetime, error: Exception) -> Known | None:
         if isinstance(error, ModelRetry):
@@ -611,22 +612,6 @@ class ToolDesk:
             return call.timeout
         return self._tool_timeout.total_seconds() if self._tool_timeout is not None else None
 
-    async def _bounded(self, body: Body, limit: float | None) -> Any:
-        if limit is None:
-            return await body()
-        work = self._execution.runtime.spawn(_run(body), name="tool body")
-        try:
-            done, _ = await asyncio.wait({work}, timeout=limit)
-        except asyncio.CancelledError:
-            work.cancel()
-            raise
-        if done:
-            return work.result()
-        # Not awaited: a body that swallows cancellation, or a thread, would hold the run beyond its limit.
-        work.add_done_callback(_forget)
-        work.cancel()
-        raise TimeoutError(f"longer than {limit:g} s")
-
     async def _pause(self, seconds: float) -> None:
         runtime = self._execution.runtime
         stop = runtime.spawn(self._execution.stop.wait(), name="stop")
@@ -702,22 +687,3 @@ class ToolDesk:
         self._execution.doing(self._facts.index, f"tool {call.name}")
         current = replace(self._current, step=self._facts.index, key=key, tool=call.name, attempt=attempt)
         return AtWork(current, Position(call, effect=key is not None))
-
-
-def _not_sent(row: EffectWrite) -> EffectWrite:
-    """Planned again by who knows that nothing went out. After a first try that is true of its input too; an earlier try may have sent it."""
-    planned = replace(row, state=EffectState.PLANNED)
-    return planned if row.try_no > 1 else replace(planned, input=None, input_hash=None)
-
-
-def _reason(error: Exception) -> str:
-    return error.message if isinstance(error, PerdureError) else describe(error)
-
-
-async def _run(body: Body) -> Any:
-    return await body()
-
-
-def _forget(task: asyncio.Task[Any]) -> None:
-    if not task.cancelled():
-        task.exception()

@@ -372,7 +372,12 @@ class HintConformance(Conformance):
         """It comes after the write, never before."""
         async with kit.open() as store:
             seen: list[asyncio.Task[object]] = []
-            off = store.on_hint(lambda hint: seen.append(asyncio.ensure_future(store.get(hint.run_id or "r1"))))
+
+            def look(hint: Hint) -> None:
+                if hint.run_id in (None, "r1"):  # a late word about another test's run says nothing here
+                    seen.append(asyncio.ensure_future(store.get("r1")))
+
+            off = store.on_hint(look)
             await Bench(store).admit()
             async with asyncio.timeout(10):
                 while not seen:

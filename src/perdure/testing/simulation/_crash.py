@@ -292,6 +292,9 @@ class _AtCall:
         self._struck = True
         return CallFault(cast(CallFaultKind, self._point.kind))
 
+    def on_claimed(self) -> CallFault | None:
+        return None
+
     def on_hint(self) -> Sequence[float]:
         return (0.0,)
 

@@ -41,9 +41,9 @@ KINDS: Final[dict[str, Kind]] = {
     "commit_error_after": Kind("wire", "commit", 25, "loses the reply of its commit and has to ask again", weight=4),
     "commit_slow_request": Kind("wire", "commit", 25, "its commit is slow to arrive", (0.5, 15.0)),
     "commit_slow_reply": Kind("wire", "commit", 25, "the reply of its commit is slow to arrive", (0.5, 15.0)),
-    "claim_reply_lost": Kind("wire", "claim", 25, "dies after its claim is applied, before it hears so"),
-    "claim_error_after": Kind("wire", "claim", 25, "loses the reply of its claim"),
-    "claim_slow_reply": Kind("wire", "claim", 14, "the reply of its claim is slow to arrive", (8.0, 16.0), weight=7),
+    "claim_reply_lost": Kind("wire", "claim that took", 5, "dies after its claim is applied, before it hears so"),
+    "claim_error_after": Kind("wire", "claim that took", 5, "loses the reply of its claim"),
+    "claim_slow_reply": Kind("wire", "claim that took", 5, "the reply of its claim is slow to arrive", (9.5, 16.0), weight=8),
     "renew_error_before": Kind("wire", "renew", 8, "can't renew its leases"),
     "renew_slow_request": Kind("wire", "renew", 8, "its renewal is slow to arrive", (5.0, 16.0)),
     # To a process, while it works on something.
@@ -77,7 +77,7 @@ KINDS: Final[dict[str, Kind]] = {
 }  # fmt: skip
 """Every kind of fault."""
 
-OWN_COUNT: Final = frozenset({"commit", "claim", "renew"})
+OWN_COUNT: Final = frozenset({"commit", "renew"})
 """Verbs that are counted by themselves as well, so that a fault can be aimed at them."""
 
 CRASHES: Final = frozenset(
@@ -178,6 +178,10 @@ class WireFaults:
         if fault is None:
             return None
         return CallFault(cast(CallFaultKind, fault.kind.removeprefix(f"{verb}_")), fault.seconds)
+
+    def on_claimed(self) -> CallFault | None:
+        fault = self._next("claim that took")
+        return None if fault is None else CallFault(cast(CallFaultKind, fault.kind.removeprefix("claim_")), fault.seconds)
 
     def on_hint(self) -> Sequence[float]:
         fault = self._next("hint")

@@ -316,6 +316,9 @@ class Play:
     def wire_fault(self, slot: int, verb: str, number: int) -> CallFault | None:
         return None if self._calm else self._wires[slot].on_call(verb, number)
 
+    def claim_fault(self, slot: int) -> CallFault | None:
+        return None if self._calm else self._wires[slot].on_claimed()
+
     def hint_fault(self, slot: int) -> Sequence[float]:
         return (0.0,) if self._calm else self._wires[slot].on_hint()
 
@@ -398,6 +401,9 @@ class _Wire:
 
     def on_call(self, verb: str, number: int) -> CallFault | None:
         return self._play.wire_fault(self._slot, verb, number)
+
+    def on_claimed(self) -> CallFault | None:
+        return self._play.claim_fault(self._slot)
 
     def on_hint(self) -> Sequence[float]:
         return self._play.hint_fault(self._slot)

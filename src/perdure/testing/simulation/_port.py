@@ -106,6 +106,10 @@ class Faults(Protocol):
         """The fate of this replica's call `number`, from 1."""
         ...
 
+    def on_claimed(self) -> CallFault | None:
+        """The fate of the answer to a claim that took something: only what can still happen to an answer."""
+        ...
+
     def on_hint(self) -> Sequence[float]:
         """Delays of the copies of one hint that arrive: none is a lost hint, two are a duplicated one."""
         ...
@@ -115,6 +119,9 @@ class NoFaults:
     """A wire on which nothing goes wrong."""
 
     def on_call(self, verb: str, number: int) -> CallFault | None:
+        return None
+
+    def on_claimed(self) -> CallFault | None:
         return None
 
     def on_hint(self) -> Sequence[float]:
@@ -195,6 +202,9 @@ class FaultyStore:
         if kind == "error_before":
             raise StoreUnavailable("The simulated store can't be reached.")
         answer = await self._apply(call, work)
+        if verb == "claim" and answer and fault is None:
+            fault = call.fault = self._faults.on_claimed()
+            kind = fault.kind if fault else None
         if kind == "reply_lost":
             await self._crash()
         if kind == "error_after":
