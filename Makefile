@@ -64,7 +64,7 @@ docs: $(VENV)/.dev ## Build the documentation
 nightly: $(VENV)/.dev ## Everything, with many seeds; needs the program pgbouncer
 	.ci/run
 	$(RUN) -m pytest -m nightly
-	$(MAKE) demo demo-pipeline bench sim SEEDS=5000
+	$(MAKE) crash demo demo-pipeline bench sim SEEDS=5000
 
 clean: ## Remove what make has set up
 	rm -rf $(VENV)
