@@ -19,7 +19,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 from pydantic_ai import Agent
 
-import model
+import clerk_model
 from office import Office, customer_number
 from papers import PaperError, read
 from perdure.pipeline import (
@@ -132,7 +132,7 @@ def template(kind: str) -> str:
 def clerk(witness: Witness) -> Agent[None, Filing]:
     """The agent that says what a document is."""
     agent = Agent(
-        model.chosen(lambda: witness("", "model")), output_type=Filing, name="clerk",
+        clerk_model.chosen(lambda: witness("", "model")), output_type=Filing, name="clerk",
         instructions="Say what kind of document this is, whose it is and what it amounts to in cents (EUR). Look the customer up first.",
     )  # fmt: skip
 

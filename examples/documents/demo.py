@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 import app
-import model
+import clerk_model
 from mortal import UNFINISHED, Later, MortalStorage, in_a_process
 from office import Office
 from perdure.pipeline import JobRecord, PipelineWorker, SqliteStorage, explain, resume_job, retry_job, run_pipeline
@@ -179,9 +179,9 @@ def main() -> int:
     arguments.add_argument("--points", type=int, default=1, metavar="N", help="die only at every Nth moment")
     every = arguments.parse_args().points
     console = Console()
-    console.print(model.described())
+    console.print(clerk_model.described())
     checks: dict[str, bool] = {}
-    if hasattr(os, "fork") and not isinstance(model.chosen(), str):
+    if hasattr(os, "fork") and not isinstance(clerk_model.chosen(), str):
         # Before anything here starts a thread: a fork copies none.
         checks["killed at every write: finished, one phase repeated at most, booked once"] = killed_everywhere(console, every)
     else:

@@ -17,7 +17,7 @@ from perdure.pipeline import JobConflictError, MemoryScheduler, MemoryStorage, a
 
 HERE = Path(__file__).parents[2] / "examples" / "documents"
 INBOX = HERE / "inbox"
-MODULES = ("papers", "office", "model", "app")
+MODULES = ("papers", "office", "clerk_model", "app")
 EVERY = "7"
 """The demo dies at every moment; the test, at every seventh."""
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import IO
 
+import pytest
 from mortal_worker import Journal, Sheet, phases_of
 
 from perdure.pipeline import SqliteStorage, StorageScheduler, run_pipeline
@@ -25,6 +26,7 @@ def _start(folder: Path, errors: IO[bytes]) -> subprocess.Popen[bytes]:
     )  # fmt: skip
 
 
+@pytest.mark.nightly
 async def test_sigkill_in_the_middle_of_phases_loses_nothing_and_runs_nothing_side_by_side(tmp_path: Path) -> None:
     """Two workers, one killed again and again at a save or a beginning: every job ends complete, no phase of one job overlaps another."""
     phases = phases_of(Journal(str(tmp_path / "journal")))

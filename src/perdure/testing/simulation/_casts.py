@@ -103,7 +103,7 @@ def bank(engine: Engine, world: World) -> Part:
 
 
 def clerk(engine: Engine, world: World) -> Part:
-    """Calls that need somebody's word, some of them effects, some with an end soon."""
+    """Calls that need somebody's word, some of them effects, some with an end soon; and one beside them that needs none, whose result is stored with the wait."""
     agent = Agent("test", name="clerk")
 
     @agent.tool_plain
@@ -114,12 +114,17 @@ def clerk(engine: Engine, world: World) -> Part:
     async def publish(name: str) -> str:
         return f"published {name}"
 
+    @agent.tool_plain
+    async def look(name: str) -> str:
+        return f"looked at {name}"
+
     rules = {
+        "look": plain(),
         "delete": effect("ask") | approve(within=timedelta(seconds=20)),
         "publish": approve(within=timedelta(seconds=45)) | plain(),
     }
     script = [
-        calls(call("publish", name="a"), call("delete", name="b")),
+        calls(call("publish", name="a"), call("look", name="b"), call("delete", name="b")),
         calls(call("delete", name="c"), call("delete", name="d")),
         say("Filed."),
     ]
