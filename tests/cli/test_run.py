@@ -117,6 +117,7 @@ def test_what_a_model_says_cant_speak_to_the_terminal(here: Cli) -> None:
     assert "\x1b" not in said.err and "It arrived broken.\ufffd[2J" in said.err
 
 
+@pytest.mark.nightly
 def test_killed_in_a_tool_the_same_command_goes_on(tmp_path: Path, cli: Cli) -> None:
     """After SIGKILL the response is not paid for again: the tool is entered again, and that is all."""
     # case H9

@@ -28,6 +28,8 @@ def example() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(HERE)
         patch.delenv("PERDURE_MODEL", raising=False)
+        for name in MODULES:
+            sys.modules.pop(name, None)  # another example's `app` may have been here
         yield SimpleNamespace(**{name: importlib.import_module(name) for name in MODULES})
         for name in MODULES:
             sys.modules.pop(name, None)

@@ -26,6 +26,10 @@ File = Path | Artifact | tuple[str, bytes] | tuple[str, bytes, str]
 """An attachment: a path, stored bytes, or (filename, bytes[, media type])."""
 
 
+PRIORITY_MAX = 1_000_000
+"""What every store's integer holds, with room to spare."""
+
+
 @dataclass(frozen=True, slots=True)
 class Wish:
     """The options of one start; see `DurableAgent.start`."""
@@ -58,6 +62,8 @@ def checked(kind: JobType, payload: Any, wish: Wish) -> Any:
         given = getattr(wish, field)
         if given is not None and not 0 < len(given) <= KEY_MAX:
             raise InvalidTrigger(f"{field}: must have 1 to {KEY_MAX} characters (KEY_MAX); it has {len(given)}.", field=field)
+    if not isinstance(wish.priority, int) or abs(wish.priority) > PRIORITY_MAX:  # pyright: ignore[reportUnnecessaryIsInstance] - callers may not be typed
+        raise InvalidTrigger(f"priority: a whole number of at most {PRIORITY_MAX} either way, not {wish.priority!r}.", field="priority")
     return value
 
 
