@@ -26,6 +26,8 @@ ORDERS = int(os.environ.get("PERDURE_TEST_ORDERS", "100"))
 STEP = 0.0005
 """How closely somebody who waits for the request looks: some 25 callbacks."""
 
+pytestmark = pytest.mark.nightly
+
 
 class Order:
     """One order of events: a run that asks and listens while another tool still works, and two people who do not know where it stands."""

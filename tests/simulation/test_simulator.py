@@ -34,6 +34,7 @@ def test_the_engine_keeps_its_promises_under_every_kind_of_fault() -> None:
     assert sum(report.faults.values()) > SEEDS
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name.split()[0])
 def test_a_planted_bug_is_found(bug: Bug) -> None:
     """Each planted bug breaks the promise that it should break, within a fifth of the seeds that every change has to pass."""
