@@ -120,13 +120,12 @@ class AgentJob:
         """Let effects in flight be recorded; hand over the answers that no commit carries yet."""
         if self._outcome is not None:
             return self._outcome
-        if self._desk is None:
-            return Write()
-        await self._desk.wind_down(grace)
-        done = self._desk.finished()
-        if self._unsaved is not None and (done.steps or done.effects):
-            return self._reply_write(self._unsaved) + done
-        return done
+        done = Write()
+        if self._desk is not None:
+            await self._desk.wind_down(grace)
+            done = self._desk.finished()
+        # A response that has come is stored, whatever stopped the execution: it is paid for, and would have to be asked for again.
+        return self._take_unsaved() + done
 
     async def _loop(self, session: Session) -> Write:
         while True:
