@@ -16,8 +16,8 @@ PLANS: dict[str, tuple[int, Plan]] = {
             Fault("claim_error_after", 1, 1),
             Fault("crash_before", 1, 4),
             Fault("model_cut", 0, 1),
-            Fault("pause", 0, 1698, 10.1),
-            Fault("pause", 2, 597, 9.3),
+            Fault("pause", 0, 1698, 10.069),
+            Fault("pause", 2, 597, 9.265),
             Fault("tool_dies", 0, 13),
         ),
     ),
@@ -26,7 +26,7 @@ PLANS: dict[str, tuple[int, Plan]] = {
     # Reading the run failed for a moment, and the run was failed with `store_unavailable`.
     "a store that is away fails no run": (17, tuple(Fault("error_after", slot, n) for slot in range(3) for n in range(5, 60, 6))),
     # Replicas an hour off opened waits that ended an hour off.
-    "waits end by the store's clock": (9, ()),
+    "waits end by the store's clock": (3, ()),
 }
 
 
