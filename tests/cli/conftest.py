@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +34,11 @@ def cli(tmp_path: Path) -> Cli:
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Cli]:
     """Run `perdure …` in an empty folder, without starting another Python for it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    modules = dict(sys.modules)
     monkeypatch.setenv("COLUMNS", "100")
     for name in set(os.environ) - set(environment()):
         monkeypatch.delenv(name)
@@ -51,4 +52,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
             assert said.code == code, (said.code, said.out, said.err)
         return said
 
-    return run
+    yield run
+    # Programs of this folder make room for others of the same name.
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]
+            if name in modules:
+                sys.modules[name] = modules[name]

@@ -82,6 +82,8 @@ def test_a_program_that_cant_be_loaded_says_where(tmp_path: Path, here: Cli, tex
     said = here("run", "app.py", "complaints", code=2).complaint
     assert told in said
     assert "PERDURE_DEBUG=1" in said or "No Engine" in said
+    if "No Engine" not in said:
+        assert str(getattr(sys.modules.get("app"), "__file__", "")) != str(tmp_path / "app.py"), "half a program is left behind"
 
 
 @pytest.mark.parametrize("deferred", ["", ", defer_model_check=True"])

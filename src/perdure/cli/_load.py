@@ -83,7 +83,11 @@ def _from_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     loader = spec.loader
-    _importing(str(path), lambda: loader.exec_module(module))
+    try:
+        _importing(str(path), lambda: loader.exec_module(module))
+    except BaseException:
+        del sys.modules[name]  # half a program is none
+        raise
     return module
 
 
