@@ -13,8 +13,9 @@ from perdure import Engine, Happened, NotDone, effect, plain
 from perdure.effects import EffectCall
 from perdure.testing.crash import CrashReport, crash_everywhere
 from perdure.testing.models import call, calls, say
-from perdure.testing.simulation._crash_main import poet, triage
+from perdure.testing.simulation._crash_main import EndStrategy, cashier, poet, triage
 from perdure.testing.simulation._history import responses
+from perdure.testing.simulation._ledger import Ledger
 
 
 class Email(BaseModel):
@@ -110,6 +111,46 @@ def _fresh_orders(script: list[Any], bank: dict[str, int]) -> Any:
     return tell
 
 
+@pytest.mark.parametrize("end_strategy", ["early", "graceful", "exhaustive"])
+def test_effects_of_every_kind_in_one_response_happen_once(end_strategy: EndStrategy) -> None:
+    """Ask, retry and verify, one that times out after its deed, plain tools beside them and an output tool among them: a sample of all places. # case A12"""
+    subject = cashier(end_strategy)
+    report = crash_everywhere(subject.agent, script=subject.script, input=subject.input, ledger=subject.ledger, every=11)
+    assert report.ok, str(report)
+    assert (report.performed_twice, report.asked_never_started) == ([], [])
+    assert report.asked > report.points, "the effect that timed out is asked about in each"
+
+
+def test_a_deed_that_is_done_twice_is_found_out() -> None:
+    """The ledger is a file that the tools write and the report reads: one that does its deed twice is told on, at every place."""
+    ledger, agent = Ledger(), Agent("test", name="stutter")
+
+    @agent.tool_plain(metadata=effect())
+    async def refund(order: str) -> str:
+        ledger.enter(f"refunded {order}")
+        return ledger.enter(f"refunded {order}")
+
+    script = [call("refund", order="o1"), say("done")]
+    report = crash_everywhere(Engine("memory://").agent(agent), script=script, input={}, ledger=ledger, every=5)
+    assert not report.ok
+    assert len(report.performed_twice) == report.points
+    assert "refund" in report.performed_twice[0] and "2 times" in report.performed_twice[0]
+
+
+def test_a_deed_needs_the_body_of_an_effect_tool() -> None:
+    """A plain tool has no key to enter a deed under, and says so."""
+    ledger, agent = Ledger(), Agent("test", name="careless")
+
+    @agent.tool_plain(metadata=plain())
+    async def refund(order: str) -> str:
+        return ledger.enter(f"refunded {order}")
+
+    script = [call("refund", order="o1"), say("done")]
+    report = crash_everywhere(Engine("memory://").agent(agent), script=script, input={}, ledger=ledger, every=50)
+    assert report.effects == {}
+    assert ledger.deeds == {}
+
+
 def test_an_effect_declared_plain_is_found_out() -> None:
     """A tool with a side effect that claims to have none: the report says that its run was repeated, which no rule forbids, and the bank paid twice."""
     paid: list[str] = []
@@ -141,3 +182,4 @@ def test_the_whole_harness_runs_from_the_command_line(capsys: pytest.CaptureFixt
     assert main(["--agent", "poet", "--store", "memory", "--points", "calls", "--processes", "2"]) == 0
     told = capsys.readouterr().out
     assert "poet on memory: 3" in told and "runs finished" in told and "0 histories refused" in told
+    assert "effects performed twice 0, asked about although never started 0" in told.splitlines()[-1]

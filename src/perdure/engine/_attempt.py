@@ -21,6 +21,7 @@ from perdure.agents import (
     Finished,
     ModelFailed,
     Reply,
+    Result,
     Session,
     decode,
     encode,
@@ -349,17 +350,8 @@ class AgentJob:
 
     def _closing(self, session: Session, answered: Answered) -> Write:
         assert self._desk is not None
-        position = len(session.messages) - 1
-        steps: list[StepWrite] = []
         late = self._desk.finished()
-        ran = {step.position: step for step in late.steps}
-        for result in answered.results:
-            call = result.call
-            if call.position in self._desk.written_answers():
-                continue
-            step = ran.get(call.position) or StepWrite(kind="tool", index=self._index, name=call.name, tool_call_id=call.id, position=call.position)
-            error = step.error or (None if result.outcome == "success" else {"outcome": result.outcome})
-            steps.append(replace(step, base=self._message_log.base, message=position, output=None, error=error))
+        steps = self._tool_rows(session, answered.results, late.steps)
         checkpoint = self._message_log.write(self._index, session.messages, self._finish_reason)
         data: dict[str, Any] = {"step": self._index}
         if answered.results:
@@ -367,19 +359,33 @@ class AgentJob:
         if answered.refused:
             data["refused"] = True
         event = EventWrite("step.completed", data)
-        return Write(checkpoint=checkpoint, steps=tuple(steps), effects=late.effects, events=(*late.events, event), progress=True)
+        return Write(checkpoint=checkpoint, steps=steps, effects=late.effects, events=(*late.events, event), progress=True)
 
     def _finish(self, session: Session, finished: Finished) -> Write:
         """The response that ends the run is stored in the commit that settles it."""
         assert self._desk is not None
         write = self._take_unsaved()
         late = self._desk.finished()
+        # The output is the run's own; the calls beside it that the final result left unrun have their rows like any other.
+        steps = self._tool_rows(session, [result for result in finished.results if not result.call.output], late.steps)
         checkpoint = self._message_log.write(self._index, session.messages, self._finish_reason)
         event = EventWrite("step.completed", {"step": self._index})
         ending = _settle.completed(finished.output_json, self._finish_reason or "stop")
-        return write + Write(
-            checkpoint=checkpoint, steps=late.steps, effects=late.effects, events=(*late.events, event), ending=ending, progress=True
-        )
+        return write + Write(checkpoint=checkpoint, steps=steps, effects=late.effects, events=(*late.events, event), ending=ending, progress=True)
+
+    def _tool_rows(self, session: Session, results: Sequence[Result], late: Sequence[StepWrite]) -> tuple[StepWrite, ...]:
+        """One row for each answered call that has none yet: where it ran, its times; where it did not, why."""
+        assert self._desk is not None
+        position, ran = len(session.messages) - 1, {step.position: step for step in late}
+        steps: list[StepWrite] = []
+        for result in results:
+            call = result.call
+            if call.position in self._desk.written_answers():
+                continue
+            step = ran.get(call.position) or StepWrite(kind="tool", index=self._index, name=call.name, tool_call_id=call.id, position=call.position)
+            error = step.error or (None if result.outcome == "success" else {"outcome": result.outcome})
+            steps.append(replace(step, base=self._message_log.base, message=position, output=None, error=error))
+        return tuple(steps)
 
     # ── write 1 ────────────────────────────────────────────────────────────────────────────────────────────
     async def _save_reply(self, extra: Write) -> None:

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,7 +19,7 @@ from pydantic_ai import Agent
 from perdure.effects import EffectCall, Happened, NotDone, effect, plain
 from perdure.engine import DurableAgent, Engine
 from perdure.testing.models import Reply, Script, call, calls, say
-from perdure.testing.simulation._crash import Points, StoreName, crash_everywhere
+from perdure.testing.simulation._crash import CrashReport, Points, StoreName, crash_everywhere
 from perdure.testing.simulation._ledger import Ledger
 
 EndStrategy = Literal["early", "graceful", "exhaustive"]
@@ -34,8 +35,6 @@ class Subject:
     script: Script
     input: Any
     ledger: Ledger | None = None
-    callbacks_on: Sequence[StoreName] = ("memory", "sqlite")
-    """Where it is killed at every callback too, unless every place is named."""
 
 
 class Ticket(BaseModel):
@@ -132,9 +131,7 @@ def cashier(end_strategy: EndStrategy) -> Subject:
         calls(*each("charge", "look", "refund", "send", "ship", order="o1"), call("count")),
         calls(*each("look", "refund", order="o2"), call("final_result", order="o2"), *each("charge", "ship", order="o2")),
     ]
-    # The three differ in their last response alone, and a callback on a file costs most.
-    callbacks_on: Sequence[StoreName] = ("memory", "sqlite") if end_strategy == "graceful" else ("memory",)
-    return Subject(Engine("memory://").agent(agent), script, {"order": "o1"}, ledger, callbacks_on)
+    return Subject(Engine("memory://").agent(agent), script, {"order": "o1"}, ledger)
 
 
 SUBJECTS: dict[str, Callable[[], Subject]] = {
@@ -151,27 +148,48 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m perdure.testing.crash", description=__doc__)
     parser.add_argument("--agent", choices=sorted(SUBJECTS), action="append", help="only this agent (may be repeated)")
     parser.add_argument("--store", choices=["memory", "sqlite"], action="append", help="only this store (may be repeated)")
-    parser.add_argument(
-        "--points", choices=["calls", "callbacks", "all"], help="where to kill (default: at every call, and at the callbacks of most)"
-    )
+    parser.add_argument("--points", choices=["calls", "callbacks", "all"], default="all", help="where to kill (default: everywhere)")
+    parser.add_argument("--every", type=int, default=1, help="kill at every so-manieth place only")
     parser.add_argument("--processes", type=int, default=min(os.cpu_count() or 1, 8), help="simulations at once")
     options = parser.parse_args(arguments)
-    ok = True
+    began, reports = time.monotonic(), list[CrashReport]()
     stores: list[StoreName] = options.store or ["memory", "sqlite"]
     for store in stores:
         for name in options.agent or list(SUBJECTS):
-            subject = SUBJECTS[name]()
-            points: Points = options.points or ("all" if store in subject.callbacks_on else "calls")
-            ok &= _report(subject, store, points, options.processes)
-    return 0 if ok else 1
+            report = _report(SUBJECTS[name](), store, options.points, options.processes, options.every)
+            print(report, flush=True)
+            reports.append(report)
+    print(_total(reports, time.monotonic() - began))
+    return 0 if all(report.ok for report in reports) else 1
 
 
-def _report(subject: Subject, store: StoreName, points: Points, processes: int) -> bool:
+def _total(reports: Sequence[CrashReport], seconds: float) -> str:
+    """The sum of all, in one line."""
+    return (
+        f"All: {sum(each.points for each in reports)} points, {sum(each.finished for each in reports)} runs finished, "
+        f"model calls repeated in one run at most {max(each.model_calls_repeated_most for each in reports)}, "
+        f"histories refused {sum(len(each.refused) for each in reports)}, "
+        f"effects performed twice {sum(len(each.performed_twice) for each in reports)}, "
+        f"asked about although never started {sum(len(each.asked_never_started) for each in reports)}, "
+        f"other promises broken {sum(len(each.violations) for each in reports)}; {seconds:.0f} s"
+    )
+
+
+def _report(subject: Subject, store: StoreName, points: Points, processes: int, every: int) -> CrashReport:
+    began = time.monotonic()
+    told = 0
+
     def progress(done: int, todo: int) -> None:
-        if sys.stderr.isatty() and (done % 20 == 0 or done == todo):
-            print(f"\r{subject.agent.name} on {store}: {done}/{todo}", end="\n" if done == todo else "", file=sys.stderr, flush=True)
+        nonlocal told
+        tenth = 10 * done // todo
+        if sys.stderr.isatty():
+            if done % 20 == 0 or done == todo:
+                print(f"\r{subject.agent.name} on {store}: {done}/{todo}", end="\n" if done == todo else "", file=sys.stderr, flush=True)
+        elif tenth > told:
+            told = tenth
+            print(f"{subject.agent.name} on {store}: {done}/{todo} after {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
 
-    report = crash_everywhere(
+    return crash_everywhere(
         subject.agent,
         script=subject.script,
         input=subject.input,
@@ -179,7 +197,6 @@ def _report(subject: Subject, store: StoreName, points: Points, processes: int) 
         points=points,
         ledger=subject.ledger,
         processes=processes,
+        every=every,
         progress=progress,
     )
-    print(report, flush=True)
-    return report.ok
