@@ -23,9 +23,13 @@ Listener = Callable[[Any], None]
 
 @dataclass(eq=False)
 class Subscription:
-    """What one follower of one run has not read yet. Durable events are read from the store; `news` only says to look."""
+    """What one follower of one run has not read yet. Durable events are read from the store; `news` only says to look.
+
+    `moves`: nothing matters to this follower but that the run may have another status.
+    """
 
     run_id: str
+    moves: bool = False
     news: asyncio.Queue[Delta | Reset | None] = field(default_factory=lambda: asyncio.Queue(QUEUE_MAX))
 
     def put(self, item: Delta | Reset | None) -> None:
@@ -59,8 +63,8 @@ class Hub:
         """Whether anybody listens to durable events here."""
         return any(kind not in ("run.delta", "run.reset", "error") and found for kind, found in self._listeners.items())
 
-    def follow(self, run_id: str) -> Subscription:
-        subscription = Subscription(run_id)
+    def follow(self, run_id: str, *, moves: bool = False) -> Subscription:
+        subscription = Subscription(run_id, moves)
         self._followers.setdefault(run_id, set()).add(subscription)
         return subscription
 
@@ -74,7 +78,8 @@ class Hub:
     def stream(self, item: Delta | Reset) -> None:
         """A piece of text, or that it starts anew."""
         for follower in self._followers.get(item.run_id, ()):
-            follower.put(item)
+            if not follower.moves:
+                follower.put(item)
         self._call("run.delta" if isinstance(item, Delta) else "run.reset", item)
 
     def happened(self, event: Event) -> None:
@@ -89,7 +94,8 @@ class Hub:
         """The store says that something may have changed."""
         if hint.run_id is not None:
             for follower in self._followers.get(hint.run_id, ()):
-                follower.put(None)
+                if hint.kind == "run" or not follower.moves:
+                    follower.put(None)
 
     def _call(self, kind: str, item: Any) -> None:
         for name in (kind, "*"):

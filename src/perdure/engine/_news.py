@@ -95,7 +95,7 @@ async def _next(news: asyncio.Queue[Delta | Reset | None], poll: timedelta) -> D
 
 async def until_final(store: Store, hub: Hub, run_id: str, *, seconds: float | None, runtime: Runtime, poll: timedelta = FOLLOW_POLL) -> Run:
     """The run once it is final, or as it stands when the time is up."""
-    subscription = hub.follow(run_id)
+    subscription = hub.follow(run_id, moves=True)
     until = None if seconds is None else runtime.monotonic() + seconds
     try:
         while True:
@@ -108,7 +108,6 @@ async def until_final(store: Store, hub: Hub, run_id: str, *, seconds: float | N
             if left is not None and left <= 0:
                 return run
             pause = poll if left is None else min(poll, timedelta(seconds=left))
-            while await _next(subscription.news, pause) is not None:
-                pass  # text is no news here
+            await _next(subscription.news, pause)
     finally:
         hub.unfollow(subscription)

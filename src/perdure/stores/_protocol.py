@@ -9,9 +9,10 @@ repeat it, each verb is safe to repeat.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 from perdure.core.artifact import Artifact
 from perdure.core.checkpoint import Checkpoint
@@ -49,9 +50,12 @@ from perdure.core.wait import WaitPoint
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """Something may have changed: `work` (a run may be claimable) or `run` (this run has news). Only a hint: look and see."""
+    """Something may have changed. Only a hint: look and see.
 
-    kind: Literal["work", "run"]
+    `work`: a run may be claimable. `run`: this run may have another status. `news`: it has events that were not there before, and the same status.
+    """
+
+    kind: Literal["work", "run", "news"]
     run_id: str | None = None
 
 
@@ -211,4 +215,38 @@ class Store(Protocol):
 
     def info(self) -> dict[str, Any]:
         """Kind, address without secrets, schema version, limits: for people."""
+        ...
+
+
+class Joined(Protocol):
+    """A transaction of the user's own rows and ours. Whoever opened it ends it; until then nothing of it can be seen from outside."""
+
+    @property
+    def connection(self) -> Any:
+        """The driver's own connection, for the user's rows."""
+        ...
+
+    async def admit(self, new: NewRun) -> Admitted:
+        """As `Store.admit`, with this transaction."""
+        ...
+
+    async def commit(self, commit: Commit) -> Committed:
+        """As `Store.commit`, with this transaction."""
+        ...
+
+    def passing(self, error: BaseException) -> bool:
+        """Whether this error of the driver says that others were in the way or the connection broke: the same may work the next time."""
+        ...
+
+
+@runtime_checkable
+class JoiningStore(Protocol):
+    """A store whose database can hold the user's tables too: their rows and ours are there together or not at all."""
+
+    def joined(self, *, idle: timedelta | None = None) -> AbstractAsyncContextManager[Joined]:
+        """Open a transaction. `idle`: how long it may stay without a statement before the database takes it back."""
+        ...
+
+    def joining(self, connection: Any) -> Joined:
+        """The transaction that the user has opened on a connection of his own."""
         ...

@@ -106,7 +106,7 @@ def _create(work: Work, new: NewRun, now: int) -> Program[Run | None]:
         return None
     seq: int = row["seq"]
     _write_rest(work, new, run, seq, now)
-    work.news(run.id)
+    work.moved(run.id)
     work.claimable()
     return replace(run, seq=seq)
 

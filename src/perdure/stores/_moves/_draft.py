@@ -81,11 +81,12 @@ class Draft:
         if not self.touched:
             return
         self.touched = False
-        self.work.news(self.id)
         if self._run is None:
+            self.work.news(self.id)
             self.row["updated_at"] = self.now
             self.work.send("save_commit", {name: self.row[name] for name in _SAVED_BY_COMMIT})
             return
+        self.work.moved(self.id)
         self._put(self._run)
         self.work.send("save_run", {name: self.row[name] for name in _SAVED})
         if self._run.status is not RunStatus.RUNNING:

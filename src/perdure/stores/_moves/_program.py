@@ -116,6 +116,10 @@ class Work:
     # ── hints ──────────────────────────────────────────────────────────────────────────────────────────────
     def news(self, run_id: str) -> None:
         """This run has events that were not there before."""
+        self.hints.add(Hint("news", run_id))
+
+    def moved(self, run_id: str) -> None:
+        """This run may have another status, and events."""
         self.hints.add(Hint("run", run_id))
 
     def claimable(self) -> None:

@@ -99,7 +99,7 @@ class Moves(Tables):
         self._end(row, commit.ending, now)
         row.ended_by_commit = commit.ending is not None
         row.answer = Committed(Outcome.APPLIED, run.epoch, row.run.status, row.run.cancel_requested, first_event, opened, answered)
-        self.touch(row)
+        self.touch(row, moved=row.run.status is not run.status)
         return row.answer
 
     def _check(self, row: Row, commit: Commit) -> None:

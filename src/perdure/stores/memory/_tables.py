@@ -139,8 +139,8 @@ class Tables:
         row.steps += [Step(row.run.id, row.run.generation, first + at, each) for at, each in enumerate(steps)]
         row.run = replace(row.run, next_step=first + len(steps))
 
-    def touch(self, row: Row) -> None:
-        """Note what to hint at once the write is done. A run that rests may leave its key to others."""
-        self.news[Hint("run", row.run.id)] = None
+    def touch(self, row: Row, *, moved: bool = True) -> None:
+        """Note what to hint at once the write is done; `moved`: the run may have another status. A run that rests may leave its key to others."""
+        self.news[Hint("run" if moved else "news", row.run.id)] = None
         if row.run.status is not RunStatus.RUNNING:
             self.news[Hint("work")] = None

@@ -111,7 +111,7 @@ class Ears:
             return
         for kind, *rest in news:
             match kind:
-                case "work" | "run":
+                case "work" | "run" | "news":
                     self._hinted(Hint(kind, rest[0]))
                 case "delta":
                     self._streamed(Delta(*rest))

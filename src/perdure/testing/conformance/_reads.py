@@ -334,7 +334,7 @@ class HintConformance(Conformance):
     """`on_hint`: somebody who waits hears that there may be news, after the write."""
 
     async def test_news_of_a_run_is_hinted(self, kit: Kit) -> None:
-        """Admission, claim, commit, answer, cancel: each is followed by a hint about the run."""
+        """Admission, claim, commit, answer, cancel: each is followed by a hint about the run; a commit that goes on, by one that says no more than news."""
         async with kit.open() as store:
             bench = Bench(store)
             heard = Heard(store)
@@ -342,6 +342,8 @@ class HintConformance(Conformance):
             await heard.about("r1")
             owner = await bench.own()
             await heard.about("r1")
+            await owner.commit(events=(EventWrite("step.completed", {}),))
+            await heard.news_of("r1")
             await owner.park(approval())
             await heard.about("r1")
             await bench.answer()
@@ -419,6 +421,9 @@ class Heard:
 
     async def about(self, run_id: str) -> None:
         await self._until(Hint("run", run_id))
+
+    async def news_of(self, run_id: str) -> None:
+        await self._until(Hint("news", run_id))
 
     async def work(self) -> None:
         async with asyncio.timeout(10):
