@@ -1,4 +1,5 @@
 """Starts workers as real processes, quickly: everything is imported once, each `start` on standard input forks a worker and prints its pid.
+`stop PID` stops one, and answers once all of its threads stand still.
 
 python launcher.py DATABASE LOG LEASE_SECONDS
 """
@@ -66,7 +67,12 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the dead are not waited for
     print("ready", flush=True)
     for line in sys.stdin:
-        if line.strip() != "start":
+        command, *arguments = line.split()
+        if command == "stop":
+            stopped = int(arguments[0])
+            os.kill(stopped, signal.SIGSTOP)
+            os.waitid(os.P_PID, stopped, os.WSTOPPED)
+            print(stopped, flush=True)
             continue
         pid = os.fork()
         if pid == 0:

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -43,12 +44,35 @@ class Workers:
         return self.launcher.stdout.readline().strip()
 
     def start(self) -> int:
-        assert self.launcher.stdin is not None
-        self.launcher.stdin.write("start\n")
-        self.launcher.stdin.flush()
-        pid = int(self._read())
+        pid = self._ask("start")
         self.pids.append(pid)
         return pid
+
+    def stop_between_writes(self, pid: int) -> None:
+        """Stop a worker, and not while it is inside a write: it would keep SQLite's write lock, and everybody would wait for it."""
+        while True:
+            self._ask(f"stop {pid}")
+            if self._writable():
+                return
+            os.kill(pid, signal.SIGCONT)
+
+    def _writable(self) -> bool:
+        database = sqlite3.connect(self.database, timeout=0.1, isolation_level=None)
+        try:
+            database.execute("BEGIN IMMEDIATE")
+            database.execute("ROLLBACK")
+        except sqlite3.OperationalError as error:
+            assert error.sqlite_errorcode == sqlite3.SQLITE_BUSY
+            return False
+        finally:
+            database.close()
+        return True
+
+    def _ask(self, line: str) -> int:
+        assert self.launcher.stdin is not None
+        self.launcher.stdin.write(f"{line}\n")
+        self.launcher.stdin.flush()
+        return int(self._read())
 
     def kill(self, pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
@@ -131,7 +155,7 @@ async def test_a_stopped_process_is_told_when_it_wakes(workers: Workers, tmp_pat
         first = workers.start()
         while not any(line["kind"] == "start" for line in workers.lines()):
             await asyncio.to_thread(os.sched_yield)
-        os.kill(first, signal.SIGSTOP)
+        workers.stop_between_writes(first)
         workers.start()
         for run in runs:
             assert await run.result(timeout=60) == "done"
@@ -143,7 +167,8 @@ async def test_a_stopped_process_is_told_when_it_wakes(workers: Workers, tmp_pat
         for run in runs:
             assert await run.status() is RunStatus.COMPLETED
     lines = workers.lines()
-    # The stopped process may finish the body it was in; it begins nothing and writes nothing more.
+    # The stopped process may finish the bodies it was in, and its loop the one line of code at which it was stopped: that may be the last before a body,
+    # past the question whether the lease is still ours. All that come after it are asked again, and begin nothing.
     begun = [line for line in lines if line["kind"] == "start" and line["epoch"] == 1 and line["pid"] == first]
     after = max(line["at"] for line in lines if line["kind"] == "start" and line["pid"] != first)
-    assert all(line["at"] < after for line in begun)
+    assert sum(line["at"] > after for line in begun) <= 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
 from perdure.core.errors import StoreError
@@ -27,8 +28,8 @@ def ours_until(sent: float, lease: timedelta) -> float:
 class LeaseKeeper:
     """Renews every lease of a worker in one statement, and stops work whose time is over."""
 
-    def __init__(self, store: Store, runtime: Runtime, lease: timedelta) -> None:
-        self._store, self._runtime, self._lease = store, runtime, lease
+    def __init__(self, store: Store, runtime: Runtime, lease: timedelta, report: Callable[[BaseException], Awaitable[None]]) -> None:
+        self._store, self._runtime, self._lease, self._report = store, runtime, lease, report
         self._interval = lease.total_seconds() / RENEWALS_PER_LEASE
         self._held: dict[str, Execution] = {}
         self._loop = asyncio.get_running_loop()
@@ -67,7 +68,8 @@ class LeaseKeeper:
             try:
                 answers = await self._store.renew([execution.lease for execution in held.values()], self._lease)
             except StoreError as error:
-                logger.warning("leases could not be renewed (%s); trying again", error)
+                # Told here, since the commits that wait for the store meanwhile say nothing: each would say the same.
+                self._tell_of(error)
                 continue
             except Exception:
                 logger.exception("leases could not be renewed; trying again")
@@ -80,6 +82,18 @@ class LeaseKeeper:
                         self._tell(execution, "cancel")
                 elif self._held.get(answer.run_id) is execution:
                     self._tell(execution, "lease_lost")
+
+    def _tell_of(self, error: StoreError) -> None:
+        async def tell() -> None:
+            await self._report(error)
+
+        def on_the_main_loop() -> None:
+            self._runtime.spawn(tell(), name="perdure-store-away")
+
+        try:
+            self._loop.call_soon_threadsafe(on_the_main_loop)
+        except RuntimeError:
+            pass  # the main loop has ended: nobody listens any more
 
     def _tell(self, execution: Execution, reason: AbortReason) -> None:
         try:

@@ -65,7 +65,7 @@ class Worker:
     def __init__(self, env: Env, *, size: int, name: str | None = None) -> None:
         self._env, self._size = env, size
         self.name = name or f"{env.runtime.host()}/{env.runtime.new_id()[-12:]}"
-        self._keeper = LeaseKeeper(env.store, env.runtime, env.lease)
+        self._keeper = LeaseKeeper(env.store, env.runtime, env.lease, env.report)
         self._active: dict[str, Execution] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._loops: list[asyncio.Task[None]] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from perdure.stores._moves._files import load_migrations, load_queries
 from perdure.stores._moves._program import CLOCK, NOTHING, Program, Rows, Work, micros
 from perdure.stores.sqlite._errors import is_busy, translate
 
+logger = logging.getLogger("perdure")
 T = TypeVar("T")
 
 Synchronous = Literal["FULL", "NORMAL", "OFF", "EXTRA"]
@@ -34,6 +36,9 @@ BUSY_MS: Final = 25
 
 BUSY_SECONDS_MAX: Final = 60.0
 """How long a lock may be held against us before the call fails as unavailable: far above any commit of ours, below a person's patience."""
+
+BUSY_SECONDS_TOLD: Final = 5.0
+"""After how long a warning says that a lock is held against us: most often a process was stopped in the middle of a write."""
 
 
 class Connection:
@@ -131,7 +136,8 @@ class Connection:
 
     def patiently(self, attempt: Callable[[], T]) -> T:
         """Repeat while the file is locked by others, within `BUSY_SECONDS_MAX`. Each attempt waits `BUSY_MS` by itself."""
-        until: float | None = None
+        since: float | None = None
+        told = False
         while True:
             try:
                 return attempt()
@@ -139,9 +145,17 @@ class Connection:
                 if not is_busy(error):
                     raise
                 now = self._runtime.monotonic()
-                until = until or now + BUSY_SECONDS_MAX
-                if now >= until:
+                since = now if since is None else since
+                if now - since >= BUSY_SECONDS_MAX:
                     raise
+                if now - since >= BUSY_SECONDS_TOLD and not told:
+                    told = True
+                    logger.warning(
+                        "%s has been locked by another process for %.0f s, and everything waits for it. A process that was stopped in the middle of a "
+                        "write holds the lock until it goes on or is ended.",
+                        self.path,
+                        now - since,
+                    )
 
     @contextmanager
     def translated(self) -> Generator[None, None, None]:

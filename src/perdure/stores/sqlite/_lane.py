@@ -20,7 +20,7 @@ from perdure.core.runtime import Runtime
 from perdure.stores._moves._program import Program, Verb, Work
 from perdure.stores._protocol import Hint
 from perdure.stores.sqlite._connection import Connection
-from perdure.stores.sqlite._errors import translate
+from perdure.stores.sqlite._errors import is_busy, translate
 
 T = TypeVar("T")
 
@@ -46,21 +46,27 @@ class Job(Generic[T]):
             self.future.set_result(self.answer)  # pyright: ignore[reportArgumentType]
 
 
-def answer(jobs: Iterable[Job[Any]]) -> None:
-    """Tell every caller, with one wake-up for each loop."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[Job[Any]]] = {}
+Word = tuple[asyncio.AbstractEventLoop, Callable[[], None]]
+"""What is to be called, and on which loop."""
+
+
+def answer(jobs: Iterable[Job[Any]], news: Word | None = None) -> None:
+    """Tell every caller, and then the `news`, with one wake-up for each loop."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}
     for job in jobs:
-        by_loop.setdefault(job.loop, []).append(job)
-    for loop, theirs in by_loop.items():
+        by_loop.setdefault(job.loop, []).append(job.deliver)
+    if news is not None:
+        by_loop.setdefault(news[0], []).append(news[1])
+    for loop, calls in by_loop.items():
         try:
-            loop.call_soon_threadsafe(_deliver, theirs)
+            loop.call_soon_threadsafe(_call, calls)
         except RuntimeError:
             pass  # the loop was closed: nobody waits there any more
 
 
-def _deliver(jobs: list[Job[Any]]) -> None:
-    for job in jobs:
-        job.deliver()
+def _call(calls: list[Callable[[], None]]) -> None:
+    for each in calls:
+        each()
 
 
 class _Lane:
@@ -131,11 +137,11 @@ class Reader(_Lane):
 
 
 class Writer(_Lane):
-    """Writes, in groups. `told` hears, on the writer's thread, of what a durable group may have changed."""
+    """Writes, in groups. `news` is asked, on the writer's thread, whom to tell of what a durable group may have changed."""
 
-    def __init__(self, connect: Callable[[], Connection], codec: Codec, runtime: Runtime, name: str, told: Callable[[set[Hint]], None]) -> None:
+    def __init__(self, connect: Callable[[], Connection], codec: Codec, runtime: Runtime, name: str, news: Callable[[set[Hint]], Word | None]) -> None:
         super().__init__(connect, codec, runtime, name)
-        self._told = told
+        self._news = news
         self._urgent: deque[Job[Any]] = deque()
         self._waiting: deque[Job[Any]] = deque()
 
@@ -167,9 +173,8 @@ class Writer(_Lane):
             connection.execute("COMMIT")
         except BaseException as error:
             self._after_a_failed_group(group, error)
-        else:
-            self._told({hint for job in group for hint in job.hints})
-        answer(group)
+        # A write that failed has no hints.
+        answer(group, self._news({hint for job in group for hint in job.hints}))
 
     def _fill(self, connection: Connection, group: list[Job[Any]]) -> None:
         """Carry out the first job, and those that wait, while the group is within its bounds."""
@@ -202,6 +207,12 @@ class Writer(_Lane):
     def _after_a_failed_group(self, group: list[Job[Any]], error: BaseException) -> None:
         """Nothing of the group was kept. Repeat its members one by one, so that each gets its own answer."""
         connection = self._open
+        if isinstance(error, sqlite3.Error) and is_busy(error):
+            # Somebody keeps the write lock. All that wait for it hear so at the same moment, not each after a wait of its own.
+            while (job := self._next()) is not None:
+                group.append(job)
+            self._give_up(connection, group, error)
+            return
         if connection is None or len(group) == 1:
             self._give_up(connection, group, error)
             return
@@ -215,8 +226,6 @@ class Writer(_Lane):
                 connection.execute("COMMIT")
             except BaseException as own:
                 self._give_up(connection, [job], own)
-            else:
-                self._told(job.hints)
 
     def _give_up(self, connection: Connection | None, group: list[Job[Any]], error: BaseException) -> None:
         if isinstance(error, sqlite3.Error) and connection is not None:
