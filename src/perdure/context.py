@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -64,6 +65,7 @@ class CurrentRun:
     key: str | None = None
     tool: str | None = None
     attempt: int = 1
+    join: Callable[[], AbstractAsyncContextManager[Any]] | None = None
 
     async def start(self, agent: str, payload: Any, **options: Any) -> str:
         """Start a child run of a registered agent and answer its id; then `raise Wait.run(id)` to wait for it.
@@ -71,6 +73,20 @@ class CurrentRun:
         Keyed by this call: a tool that runs again after a crash finds the child that it started. The options are those of `DurableAgent.start`, without `key`.
         """
         return await self.launch(self, agent, payload, options)
+
+    def transaction(self) -> AbstractAsyncContextManager[Any]:
+        """Write rows of your own in the commit that records this effect as done: `async with current_run().transaction() as connection:`.
+
+        The connection is psycopg's (`AsyncConnection`), with a transaction open; the engine's store must be the Postgres database that holds your tables. The
+        commit is made when the tool has returned, with its result: an error in the block or after it, a crash or a lost lease leaves neither the
+        rows nor the record. Once a call. It holds a connection, so it should not wait for the world.
+
+        Raises:
+            ConfigurationError: Called elsewhere than in an effect tool, or (when entered) the store is not on Postgres.
+        """
+        if self.join is None:
+            raise ConfigurationError("transaction() works inside an effect tool: declare it with metadata=effect('transaction').")
+        return self.join()
 
     def log(self, message: str, level: Literal["debug", "info", "warn", "error"] = "info", **data: Any) -> None:
         """Add a line to the run's events. Buffered: it rides on the next commit, and a crash may lose it."""

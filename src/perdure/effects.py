@@ -79,6 +79,12 @@ class EffectRule:
     retries: Retry | None = None
     independent: bool = False
     timeout: timedelta | None = None
+    transaction: bool = False
+
+    @property
+    def proof(self) -> tuple[type[Exception], ...]:
+        """Exceptions that say that nothing happened. A deed that is nothing but rows of a transaction was taken back with any of them."""
+        return (Exception,) if self.transaction else self.certain
 
     def joined(self, other: EffectRule) -> EffectRule:
         """Two declarations of one tool as one: the stricter answer to *unknown*, and what either adds."""
@@ -93,11 +99,12 @@ class EffectRule:
             retries=self.retries or other.retries,
             independent=self.independent and other.independent,
             timeout=self.timeout or other.timeout,
+            transaction=self.transaction and other.transaction,
         )
 
 
 def effect(
-    unknown: Literal["ask", "retry"] | Verify = "ask",
+    unknown: Literal["ask", "retry", "transaction"] | Verify = "ask",
     *,
     certain: tuple[type[Exception], ...] = (),
     key: str | BusinessKey | None = None,
@@ -111,7 +118,8 @@ def effect(
     Args:
         unknown: What happens when nobody knows whether the deed was done (a crash, a time-out, most exceptions): `"ask"` a person, `"retry"`
             with the same idempotency key (`current_run().key`, which the tool must pass on), or an async callback that asks the outside
-            world and answers `Happened(result)` or `NotDone()`.
+            world and answers `Happened(result)` or `NotDone()`. `"transaction"`: it is always known, because all that the tool does is in
+            `current_run().transaction()` (Postgres).
         certain: Exception classes that prove that nothing happened.
         key: A business key: the name of the argument that holds it, or a function of the call. It holds over runs, retries and forks.
         scope: How far the business key reaches: this `run`, its `thread`, or every run of the `agent`.
@@ -123,13 +131,15 @@ def effect(
         ConfigurationError: `unknown` is none of the above.
     """
     verify: Verify | None = None
-    if callable(unknown):
+    if unknown == "transaction":
+        word: Unknown = "retry"  # what has no record by the end has not happened, so it may run again
+    elif callable(unknown):
         verify, word = unknown, cast(Unknown, "verify")
     elif unknown in ("ask", "retry"):
         word = cast(Unknown, unknown)
     else:
-        raise ConfigurationError(f"effect(unknown={unknown!r}): use 'ask', 'retry', or an async function that asks the outside world.")
-    return {EFFECT: EffectRule(word, verify, certain, key, scope, retries, independent, timeout)}
+        raise ConfigurationError(f"effect(unknown={unknown!r}): use 'ask', 'retry', 'transaction', or an async function that asks the outside world.")
+    return {EFFECT: EffectRule(word, verify, certain, key, scope, retries, independent, timeout, unknown == "transaction")}
 
 
 def plain() -> dict[str, Any]:

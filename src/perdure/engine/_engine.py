@@ -59,7 +59,7 @@ from perdure.engine._schema import schema_error
 from perdure.engine._worker import Env, Worker
 from perdure.events import Hub
 from perdure.notifiers import Notifier
-from perdure.stores import Store, open_store
+from perdure.stores import Joined, JoiningStore, Store, open_store
 
 if TYPE_CHECKING:
     from pydantic_ai import Agent
@@ -374,15 +374,20 @@ class Engine:
         """Admit a run of a registered agent by name; the options are those of `DurableAgent.start`."""
         return await self.admit(self._type(agent), payload, **options)
 
-    async def admit(self, kind: JobType, payload: Any, *, attachments: Sequence[File] = (), **options: Any) -> RunHandle[Any]:
-        """Check everything, then store the run. Durable when it returns; the options are those of `Wish`."""
+    async def admit(self, kind: JobType, payload: Any, *, attachments: Sequence[File] = (), connection: Any = None, **options: Any) -> RunHandle[Any]:
+        """Check everything, then store the run. Durable when it returns, or with the transaction of `connection`; the options are those of `Wish`."""
         wish = Wish(**options)
         value = checked(kind, payload, wish)
         files = [await read_file(each, self.runtime) for each in attachments]
         stored = [file if isinstance(file, Attachment) else await self._keep(*file) for file in files]
         new = new_run(kind, value, wish, stored, self.runtime)
-        admitted = await self._again(lambda: self.store.admit(new))
+        admitted = await (self._again(lambda: self.store.admit(new)) if connection is None else self._joining(connection).admit(new))
         return RunHandle(self, admitted.run.id, kind if isinstance(kind, AgentType) else None, created=admitted.created)
+
+    def _joining(self, connection: Any) -> Joined:
+        if not isinstance(self.store, JoiningStore):
+            raise ConfigurationError("start(connection=…) needs a store on Postgres: your rows and the run are then in one database.")
+        return self.store.joining(connection)
 
     async def admit_child(self, parent: Run, agent: str, payload: Any, *, key: str, **options: Any) -> RunHandle[Any]:
         """A child run of `parent`: the same key again answers the same child."""

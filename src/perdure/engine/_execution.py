@@ -69,6 +69,7 @@ class Execution:
     engine: Any
     ours_until: float
     claimed_at: float
+    lease_length: timedelta | None = None
     on_event: Callable[[Event], None] | None = None
     stop: StopSignal = field(default_factory=StopSignal)
     activity: Activity | None = None

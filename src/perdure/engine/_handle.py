@@ -185,6 +185,7 @@ class DurableAgent(Generic[In, Out]):
         labels: Mapping[str, str] | None = None,
         delay: timedelta | None = None,
         run_id: str | None = None,
+        connection: Any = None,
     ) -> RunHandle[Out]:
         """Admit a run. It is durable when this returns.
 
@@ -199,10 +200,14 @@ class DurableAgent(Generic[In, Out]):
             labels: For people and lists.
             delay: Not before so long from now.
             run_id: A UUIDv7 of the caller's, so that admitting is safe to repeat.
+            connection: A `psycopg.AsyncConnection` to the engine's database with a transaction of yours: the run is there with it, or not at all. Files
+                are stored at once. Postgres only.
 
         Raises:
             InvalidTrigger: Something is wrong with the input; the field is named; nothing was stored.
             Conflict: The key stands for another payload.
+            ConfigurationError: `connection` is none that a run can join.
+            StoreError: With `connection`: the database refused, and your transaction is lost.
         """
         return await self._engine.admit(
             self._agent,
@@ -216,6 +221,7 @@ class DurableAgent(Generic[In, Out]):
             labels=labels,
             delay=delay,
             run_id=run_id,
+            connection=connection,
         )
 
     async def run(

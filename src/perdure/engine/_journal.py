@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -18,15 +18,17 @@ from perdure.core.checkpoint import CheckpointWrite
 from perdure.core.codec import clean, clean_text
 from perdure.core.commit import Commit, Committed, Ending, NewRun, Outcome
 from perdure.core.effect import EffectWrite
-from perdure.core.errors import LeaseLostError, StoreUnavailable, Suspend, UnserializableError
+from perdure.core.errors import LeaseLostError, StoreError, StoreUnavailable, Suspend, UnserializableError
 from perdure.core.event import Event, EventWrite
 from perdure.core.run import Run
 from perdure.core.runtime import Runtime
 from perdure.core.step import StepWrite
 from perdure.core.wait import WaitWrite
+from perdure.engine._together import RolledBack
 from perdure.stores import Store
 
 LOGS_MAX = 1_000
+Through = Callable[[Commit], Awaitable[Committed]]
 
 
 class LeaseLost(Suspend):
@@ -115,13 +117,17 @@ class Journal:
     def has_logs(self) -> bool:
         return bool(self._logs)
 
-    async def write(self, write: Write) -> Committed:
+    async def write(self, write: Write, *, through: Through | None = None) -> Committed:
         """Commit and wait for the acknowledgement, even if the caller is cancelled meanwhile.
+
+        Args:
+            through: The way to the store where the commit belongs to a transaction with the user's own rows.
 
         Raises:
             LeaseLost: Somebody else owns the run, or this execution has ended it already.
+            RolledBack: The transaction that it went through was taken back: nothing was written.
         """
-        task = self._runtime.spawn(self._write(write), name=f"commit {self._run.id}")
+        task = self._runtime.spawn(self._write(write, through), name=f"commit {self._run.id}")
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -135,7 +141,7 @@ class Journal:
         async with self._lock:
             pass
 
-    async def _write(self, write: Write) -> Committed:
+    async def _write(self, write: Write, through: Through | None) -> Committed:
         async with self._lock:
             if self.ended:
                 raise LeaseLost(LeaseLostError(self._run.id, held=self._run.epoch, current=None))
@@ -156,7 +162,7 @@ class Journal:
                 progress=write.progress,
                 version=write.version,
             )
-            answer = await self._until_told(commit)
+            answer = await (self._until_told(commit) if through is None else self._once(commit, through))
             self.last = answer
             if answer.outcome is Outcome.LOST:
                 self.ended = True
@@ -170,6 +176,20 @@ class Journal:
             if answer.cancel_requested and not self.ended:
                 self._on_cancel()
             return answer
+
+    async def _once(self, commit: Commit, through: Through) -> Committed:
+        """A commit that can't be sent again, because the rows beside it can't.
+
+        Where its answer is lost or an error, its number is sent with nothing to write: it waits for the row, and is told what the row came to.
+        """
+        try:
+            return await through(commit)
+        except StoreError as error:
+            answer = await self._until_told(Commit(commit.run_id, commit.epoch, commit.token, commit.commit_no, usage=commit.usage))
+            if answer.outcome is not Outcome.APPLIED:
+                return answer
+            self._commit_no = commit.commit_no
+            raise RolledBack(str(error)) from error
 
     async def _until_told(self, commit: Commit) -> Committed:
         tried = 0

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from perdure.agents import ApprovalRequired, Call, CallDeferred, Decision, ModelRetry, ToolFailed, describe
 from perdure.approvals import ApprovalCall, ApprovalRule
 from perdure.context import CurrentRun, Wait
-from perdure.core.codec import clean, clean_text, dump, fingerprint
+from perdure.core.codec import clean, clean_text, fingerprint
 from perdure.core.commit import EffectFilter, Park, Release
 from perdure.core.effect import Effect, EffectState, EffectWrite, effect_key
 from perdure.core.errors import ConfigurationError, Conflict, StoreUnavailable, Suspend
@@ -25,8 +25,9 @@ from perdure.core.event import EventWrite
 from perdure.core.limits import EFFECT_GRACE
 from perdure.core.step import StepWrite
 from perdure.core.wait import ResolutionKind, WaitPoint, WaitWrite
-from perdure.effects import EffectCall, EffectRule, Happened, HeldEffects, NotDone
+from perdure.effects import EffectRule, Happened, HeldEffects, NotDone
 from perdure.engine._bodies import Body, bounded, done, not_sent, reason
+from perdure.engine._calls import business_key, shown_to_callbacks
 from perdure.engine._execution import Execution
 from perdure.engine._facts import Known, StepFacts
 from perdure.engine._heard import last_heard
@@ -35,6 +36,7 @@ from perdure.engine._journal import Write, WriteRefused
 from perdure.engine._policy import Policy
 from perdure.engine._position import POSITION, AtWork, Outside, Position
 from perdure.engine._questions import approval_row, read_decision, read_event, unknown_row, wait_row
+from perdure.engine._together import AGAIN, RolledBack, Together
 
 logger = logging.getLogger("perdure")
 SaveReply = Callable[[Write], Awaitable[None]]
@@ -271,7 +273,8 @@ class ToolDesk:
                 raise CallDeferred
             try:
                 # Asked about what went out, which is in the row.
-                said: Any = await rule.verify(self._effect_call(call if row.input is None else replace(call, args=row.input), row.key))
+                sent = call if row.input is None else replace(call, args=row.input)
+                said: Any = await rule.verify(shown_to_callbacks(self._execution.run, sent, row.key))
             except (Exception, SystemExit, asyncio.CancelledError):
                 self._go_on()
                 logger.exception("verify of %s raised; a person is asked", row.key)
@@ -330,12 +333,15 @@ class ToolDesk:
         """Started, the body, and its record. None: the next try is due."""
         limit = self._limit(call, rule)
         try_no = row.try_no if row is not None else 1
-        started = self._row(call, key, EffectState.STARTED, rule, try_no=try_no, time_limit=limit, claim=self._business_key(call, rule, key))
+        claim = business_key(self._execution.run, call, rule, key)
+        started = self._row(call, key, EffectState.STARTED, rule, try_no=try_no, time_limit=limit, claim=claim)
         started = replace(started, unknown=row.unknown if row is not None and row.unknown == "ask" else started.unknown)
         self._check_time()
         event = EventWrite("effect.started", {"key": key, "tool": call.name, "try": try_no})
+        # What can only be done together with its record needs no mark before: whoever finds none knows that nothing happened.
+        mark = Write() if rule.transaction and claim is None else Write(effects=(started,), events=(event,))
         try:
-            await self._save_reply(Write(effects=(started,), events=(event,)))
+            await self._save_reply(mark)
         except Conflict as taken:
             return await self._same_business(call, taken)
         self._effects[key] = started
@@ -381,9 +387,10 @@ class ToolDesk:
 
     async def _body_and_record(self, call: Call, body: Body, rule: EffectRule, row: EffectWrite, limit: float | None) -> Known | None:
         began = self._execution.runtime.now()
-        with self._at_work(call, row.key, row.try_no):
+        together = Together(self._execution)
+        with self._at_work(call, row.key, row.try_no, join=together.open):
             try:
-                value = await bounded(self._execution.runtime, body, limit)
+                value = await together.around(bounded(self._execution.runtime, body, limit))
             except Wait as wait:
                 self._stop_batch(call.position)
                 self._deferrals[call.position] = Deferral(self._wait_row(call, wait), not_sent(row))
@@ -394,12 +401,33 @@ class ToolDesk:
                 raise
             except Suspend:
                 raise
-            except (ModelRetry, ToolFailed, *rule.certain) as error:
+            except (ModelRetry, ToolFailed, *rule.proof) as error:
                 return await self._did_not_happen(call, rule, row, began, error)
             except (Exception, asyncio.CancelledError) as error:
+                if rule.transaction:
+                    self._late_effects.append(not_sent(row))
+                    raise
                 await self._nobody_knows(call, rule, row, error)
                 return None
+        if together.pending:
+            return await self._commit_together(call, rule, row, began, value, together)
         return await self._happened(call, row, began, value)
+
+    async def _commit_together(self, call: Call, rule: EffectRule, row: EffectWrite, began: datetime, value: Any, together: Together) -> Known | None:
+        """The deed is rows in our own database: its record is in their commit (E7)."""
+        known = await together.around(self._told(value))
+        record, event = done(row, known), EventWrite("effect.done", {"key": row.key, "tool": row.tool, "together": True})
+        try:
+            write = Write(effects=(record,), events=(event,), progress=True)
+            await together.around(self._execution.journal.write(write, through=together.commit))
+        except RolledBack as error:
+            if rule.transaction:
+                return await self._did_not_happen(call, rule, row, began, error)
+            await self._nobody_knows(call, rule, row, error)
+            return None
+        self._effects[row.key] = record
+        self._answer(call, began, known)
+        return known
 
     async def _happened(self, call: Call, row: EffectWrite, began: datetime, value: Any) -> Known:
         known = await self._told(value)
@@ -419,7 +447,7 @@ class ToolDesk:
             known = Known("retry", clean_text(error.message))
         else:
             known = Known("failed", clean_text(str(error)) if isinstance(error, ToolFailed) and str(error) else describe(error))
-        retries = rule.retries
+        retries = rule.retries or (AGAIN if isinstance(error, RolledBack) else None)
         if retries is not None and row.try_no < retries.attempts and not isinstance(error, ModelRetry):
             again = replace(row, state=EffectState.PLANNED, try_no=row.try_no + 1)
             await self._record(again, EventWrite("effect.planned", {"key": row.key, "tool": row.tool, "try": row.try_no, "error": known.content}))
@@ -642,23 +670,6 @@ class ToolDesk:
             **more,
         )
 
-    def _business_key(self, call: Call, rule: EffectRule, key: str) -> str | None:
-        if rule.key is None:
-            return None
-        run = self._execution.run
-        named = (call.args or {}).get(rule.key) if isinstance(rule.key, str) else rule.key(self._effect_call(call, key))
-        if named is None:
-            raise ConfigurationError(
-                f"{call.name}: its business key came to None, and calls without one have nothing in common. Check effect(key={rule.key!r})."
-            )
-        shown = clean(named)
-        owner = {"run": run.id, "thread": run.thread or run.id, "agent": run.agent}[rule.scope]
-        return f"{rule.scope}:{owner}:{call.name}:{shown if isinstance(shown, str) else dump(shown)}"
-
-    def _effect_call(self, call: Call, key: str) -> EffectCall:
-        run = self._execution.run
-        return EffectCall(run.id, run.agent, call.name, call.args or {}, key, run.thread)
-
     def _recorded(self, call: Call, row: EffectWrite) -> Any:
         if row.state is EffectState.DONE and row.error is None:
             known = Known("success", row.result)
@@ -683,7 +694,7 @@ class ToolDesk:
             finished_at=self._execution.runtime.now(),
         )
 
-    def _at_work(self, call: Call, key: str | None, attempt: int) -> AtWork:
+    def _at_work(self, call: Call, key: str | None, attempt: int, **more: Any) -> AtWork:
         self._execution.doing(self._facts.index, f"tool {call.name}")
-        current = replace(self._current, step=self._facts.index, key=key, tool=call.name, attempt=attempt)
+        current = replace(self._current, step=self._facts.index, key=key, tool=call.name, attempt=attempt, **more)
         return AtWork(current, Position(call, effect=key is not None))

@@ -193,6 +193,7 @@ class Worker:
             hub=self._env.hub,
             engine=self._env.engine,
             ours_until=ours_until(sent, self._env.lease),
+            lease_length=self._env.lease,
             claimed_at=sent,
             on_event=self._happened if listening else None,
             announce=self._announce,

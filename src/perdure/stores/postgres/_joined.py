@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 import psycopg
+from psycopg.pq import TransactionStatus
 
 from perdure.core.commit import Admitted, Commit, Committed, NewRun
+from perdure.core.errors import ConfigurationError
 from perdure.stores._moves import _admit, _commit
 from perdure.stores._moves._program import Verb
 from perdure.stores._protocol import Hint
 from perdure.stores.postgres._connection import Connection
-from perdure.stores.postgres._errors import translate
+from perdure.stores.postgres._errors import CONFLICTS, translate, worth_repeating
 
 T = TypeVar("T")
 
@@ -48,8 +50,27 @@ class Joined:
         """
         return await self._drive(lambda work: _commit.commit(work, commit))
 
+    def passing(self, error: BaseException) -> bool:
+        """Whether the driver says that others were in the way, or that the connection broke."""
+        if isinstance(error, psycopg.errors.UniqueViolation):
+            return False  # the user's own table said it, and would say it again
+        return isinstance(error, CONFLICTS) or (isinstance(error, psycopg.Error) and worth_repeating(error))
+
+    async def _begun(self) -> None:
+        """Our statements go past the driver, which therefore can't begin its transaction for them.
+
+        Raises:
+            ConfigurationError: There is no transaction and none would begin.
+        """
+        if self.connection.pgconn.transaction_status != TransactionStatus.IDLE:
+            return
+        if self.connection.autocommit:
+            raise ConfigurationError("This connection has no transaction open. Use `async with connection.transaction():` around it.")
+        await self.connection.execute("SELECT 1")
+
     async def _drive(self, verb: Verb[T]) -> T:
         try:
+            await self._begun()
             answer, hints = await self._connection.join(verb)
         except psycopg.Error as error:
             raise translate(error, self._address) from error

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
 from functools import partial
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar, cast
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -37,7 +38,8 @@ class PostgresStore(SqlStore):
         dsn: `postgresql://user:password@host/database`, or any libpq connection string.
         runtime: Where clocks, tasks and sleep come from. The terms of leases and waits are judged by the database's clock alone.
         schema: The schema that holds the tables: lower-case letters, digits and underscores.
-        pool_max: Connections for calls, at least 1. Beside them there is one that listens, and one in each other thread that calls (renewals).
+        pool_max: Connections for calls, at least 1. Beside them there is one that listens, one in each other thread that calls (renewals), and as many
+            again as there are transactions with rows of yours open at once, at most `pool_max`.
         pooler: The DSN leads to a transaction pooler (PgBouncer with `pool_mode = transaction`): no prepared statements and no LISTEN, so workers find
             work by polling.
         codec: What stands between the stored values and their bytes, for example encryption.
@@ -72,6 +74,7 @@ class PostgresStore(SqlStore):
         self._codec = codec or PlainCodec()
         self._statements = statements_in(schema)
         self._pools: dict[asyncio.AbstractEventLoop, Pool] = {}
+        self._joining: dict[asyncio.AbstractEventLoop, Pool] = {}
         self._delta_listeners: list[Callable[[Delta | Reset], None]] = []
         self._announcer: Announcer | None = None
         self._listener: Listener | None = None
@@ -96,9 +99,10 @@ class PostgresStore(SqlStore):
             if part is not None:
                 await part.close()
         self._listener = self._announcer = None
-        for pool in self._pools.values():
-            pool.close()
-        self._pools.clear()
+        for pools in (self._pools, self._joining):
+            for pool in pools.values():
+                pool.close()
+            pools.clear()
         self._loop = None
 
     def info(self) -> dict[str, Any]:
@@ -183,38 +187,57 @@ class PostgresStore(SqlStore):
         async with self._pool().connection() as connection:
             return await work(connection)
 
-    def _pool(self) -> Pool:
+    def _pool(self, pools: dict[asyncio.AbstractEventLoop, Pool] | None = None) -> Pool:
+        pools = self._pools if pools is None else pools
         loop = asyncio.get_running_loop()
-        pool = self._pools.get(loop)
+        pool = pools.get(loop)
         if pool is None:
-            self._forget_closed_loops()
-            pool = self._pools[loop] = Pool(self._connect, self._pool_max if loop is self._loop else 1)
+            for closed in [each for each in pools if each.is_closed()]:
+                pools.pop(closed).close()
+            pool = pools[loop] = Pool(self._connect, self._pool_max if loop is self._loop else 1)
         return pool
-
-    def _forget_closed_loops(self) -> None:
-        for loop in [loop for loop in self._pools if loop.is_closed()]:
-            self._pools.pop(loop).close()
 
     # ── transactions with others ───────────────────────────────────────────────────────────────────────────
     @asynccontextmanager
-    async def joined(self) -> AsyncGenerator[Joined]:
-        """A transaction of the user's own rows and of runs: `async with store.joined() as together:`.
+    async def joined(self, *, idle: timedelta | None = None) -> AsyncGenerator[Joined]:
+        """A transaction of the user's own rows and of runs: `async with store.joined() as together:`. An exception undoes all of it.
 
-        It holds a connection of the pool until it ends, so it should not wait for a model or a person. An exception undoes all of it.
+        It holds a connection until it ends, so it should not wait for a model or a person. That connection is none of those for calls: who has one open
+        may call the store all the same, or would wait for himself.
+
+        Args:
+            idle: How long it may stay without a statement before the database takes it back.
         """
         self._refuse_when_closed()
-        async with self._pool().connection() as connection:
-            try:
-                async with connection.raw.transaction():
-                    together = Joined(connection, self.address)
-                    yield together
-            except psycopg.Error as error:
-                raise translate(error, self.address) from error
+        try:
+            async with AsyncExitStack() as stack:
+                connection = await persistently(self._runtime, self.address, partial(self._begin, stack, idle))
+                together = Joined(connection, self.address)
+                yield together
+        except psycopg.Error as error:
+            raise translate(error, self.address) from error
         self._tell(together.hints)
 
-    def joining(self, connection: psycopg.AsyncConnection[Any]) -> Joined:
-        """A transaction that the user has opened on a connection of his own, to start runs with it. It is his to end; workers find the runs by polling."""
-        return Joined(Connection(connection, self._statements, self._codec, prepare=False), self.address)
+    async def _begin(self, stack: AsyncExitStack, idle: timedelta | None) -> Connection:
+        """A transaction on a connection that is alive: one that has lain in the pool may have been ended meanwhile."""
+        async with AsyncExitStack() as tried:
+            connection = await tried.enter_async_context(self._pool(self._joining).connection())
+            await tried.enter_async_context(connection.raw.transaction())
+            milliseconds = 0 if idle is None else max(1, idle // timedelta(milliseconds=1))
+            await connection.ask("SELECT set_config('idle_in_transaction_session_timeout', %(time)s, true)", time=str(milliseconds))
+            stack.push_async_exit(tried.pop_all())
+        return connection
+
+    def joining(self, connection: Any) -> Joined:
+        """A transaction that the user has opened on a connection of his own, to start runs with it. It is his to end; workers find the runs by polling.
+
+        Raises:
+            ConfigurationError: This is no `psycopg.AsyncConnection`.
+        """
+        if not isinstance(connection, psycopg.AsyncConnection):
+            raise ConfigurationError(f"A run joins a transaction of psycopg 3: pass its AsyncConnection, not a {type(connection).__qualname__}.")
+        own = cast("psycopg.AsyncConnection[Any]", connection)
+        return Joined(Connection(own, self._statements, self._codec, prepare=False), self.address)
 
     # ── hints ──────────────────────────────────────────────────────────────────────────────────────────────
     def _tell(self, hints: set[Hint]) -> None:
