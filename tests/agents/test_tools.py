@@ -519,13 +519,16 @@ async def test_cancelling_the_caller_stops_the_tools_and_ends_the_session_cleanl
             raise
         return "never"
 
-    async with session(agent, Host()) as opened:
-        await opened.ask()
-        asked = asyncio.ensure_future(opened.answer())
-        await started.wait()
-        asked.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asked
+    async def answer() -> None:
+        async with session(agent, Host()) as opened:
+            await opened.ask()
+            await opened.answer()
+
+    asked = asyncio.ensure_future(answer())
+    await started.wait()
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
     assert len(cancelled) == 2
     assert len(asyncio.all_tasks()) == 1
 
@@ -541,24 +544,38 @@ async def test_cancelling_a_model_call_stops_its_stream_and_the_session_can_ask_
 
     agent = Agent(ScriptedModel([say("One, two, three, four, five, six, seven.", seconds=0.001), say("x")], piece=3))
     async with session(agent, Slow()) as opened:
-        asked = asyncio.ensure_future(opened.ask())
-        await gate.wait()
-        asked.cancel()
+        me = asyncio.current_task()
+        assert me is not None
+        asyncio.ensure_future(gate.wait()).add_done_callback(lambda _: me.cancel())
         with pytest.raises(asyncio.CancelledError):
-            await asked
+            await opened.ask()
+        me.uncancel()
         assert len(opened.messages) == 1
         assert (await opened.ask()).text.endswith("seven.")
 
 
-async def test_a_session_may_be_asked_from_different_tasks() -> None:
-    """What must be opened and closed in one task stays in the session's own."""
-    agent = Agent(ScriptedModel([call("look"), say("Done.")]))
-    agent.tool_plain(lambda: "seen", name="look")
+async def test_a_cancellation_that_a_tool_swallows_still_ends_the_request() -> None:
+    """Its siblings and its own result are not waited for twice, and whoever cancelled is not told that all went well."""
+    started = asyncio.Event()
+    agent = Agent(ScriptedModel([call("stubborn"), say("Done.")]))
+
+    @agent.tool_plain
+    async def stubborn() -> str:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            pass
+        return "went on"
+
     async with session(agent, Host()) as opened:
-        for _ in range(2):
-            await asyncio.ensure_future(opened.ask())
-            outcome = await asyncio.ensure_future(opened.answer())
-    assert isinstance(outcome, Finished)
+        await opened.ask()
+        me = asyncio.current_task()
+        assert me is not None
+        asyncio.ensure_future(started.wait()).add_done_callback(lambda _: me.cancel())
+        with pytest.raises(asyncio.CancelledError):
+            await opened.answer()
+        me.uncancel()
 
 
 async def test_an_output_that_is_refused_too_often_fails_by_the_history_count() -> None:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
@@ -24,7 +24,7 @@ from pydantic_ai.exceptions import (
     ToolFailedError,
     ToolRetryError,
 )
-from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart
+from pydantic_ai.messages import AgentStreamEvent, ModelMessage, ModelResponse, ToolCallPart
 from pydantic_ai.models import ModelRequestContext
 from pydantic_ai.output import OutputContext
 from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, ToolApproved, ToolDefinition, ToolDenied
@@ -33,7 +33,8 @@ from pydantic_ai.toolsets import AbstractToolset, FunctionToolset, ToolsetTool, 
 from perdure.agents._faults import StreamCut, describe, is_whole
 from perdure.agents._turn import Call, Decision, Host
 from perdure.agents._values import is_envelope, revive
-from perdure.core.errors import Suspend
+from perdure.core.codec import clean
+from perdure.core.errors import Suspend, UnserializableError
 from perdure.core.limits import PREVIEW_CHARS
 
 MANY: Final = 1_000_000
@@ -78,7 +79,7 @@ class Link:
     """What the hooks of one run and its session tell each other.
 
     `accept` is the gate for a response, `keep` the one for a tool's result, `restore` puts files into a request. `positions` and `retried` are of the response in
-    hand, `tools`, `outputs` and `output_retries` of the step. `deferred` are
+    hand, `tools`, `outputs` and `output_retries` of the step. `valid` is the input of each call as its validation left it, `deferred` are the
     calls that wait, `late` those that do since they were approved. `stored` is a response that is processed again instead of asked for. `parked` is why the session ends.
     """
 
@@ -92,6 +93,7 @@ class Link:
     output_retries: int | None = None
     retried: Mapping[str, int] = field(default_factory=dict[str, int])
     stored: ModelResponse | None = None
+    valid: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     deferred: dict[str, Call] = field(default_factory=dict[str, Call])
     late: dict[str, Call] = field(default_factory=dict[str, Call])
     parked: BaseException | None = None
@@ -119,13 +121,31 @@ class Link:
         """What the history is told of a result: kept, whether or not the host did so already."""
         return revive(value if is_envelope(value) else await self.keep(value))
 
+    def asked_about(self, part: ToolCallPart) -> dict[str, Any] | None:
+        """The input that somebody is asked about: as validation left it; as the model gave it where validation made objects of it that have no JSON form."""
+        try:
+            return clean(self.valid[part.tool_call_id])
+        except (KeyError, UnserializableError):
+            return _parsed(part)
+
     def exhausted(self, name: str) -> bool:
         """Whether this tool has used its retries, by the history."""
         tool = self.tools.get(name)
         return tool is not None and self.retried.get(name, 0) >= tool.retries
 
 
-class Outer(AbstractCapability[Any]):
+class Deaf(AbstractCapability[Any]):
+    """A capability that does not look at events, and so adds no generator of its own around their stream."""
+
+    @property
+    def has_wrap_run_event_stream(self) -> bool:
+        return False
+
+    def wrap_run_event_stream(self, ctx: RunContext[Any], *, stream: AsyncIterable[AgentStreamEvent]) -> AsyncIterable[AgentStreamEvent]:
+        return stream
+
+
+class Outer(Deaf):
     """The edge: stored responses in place of model calls, whole responses only, errors as results."""
 
     def __init__(self, link: Link) -> None:
@@ -159,7 +179,7 @@ class Outer(AbstractCapability[Any]):
     ) -> dict[str, Any]:
         link = self.link
         try:
-            return await handler(args)
+            valid = await handler(args)
         except (ValidationError, ModelRetry) as error:
             if link.exhausted(call.tool_name):
                 raise ToolFailed(_no_retries(error)) from error
@@ -168,6 +188,9 @@ class Outer(AbstractCapability[Any]):
             if type(error).__module__.partition(".")[0] == "pydantic_ai":
                 raise  # its own control flow; what a validator of the user's raises is not
             raise ToolFailed(_words(error)) from error
+        link.valid[call.tool_call_id] = valid
+        link.host.validated(link.call(call, valid))
+        return valid
 
     async def wrap_tool_execute(
         self,
@@ -201,7 +224,7 @@ class Outer(AbstractCapability[Any]):
         return await handler(output)
 
 
-class Inner(AbstractCapability[Any]):
+class Inner(Deaf):
     """The heart: tool bodies through the host, decisions from the host."""
 
     def __init__(self, link: Link) -> None:
@@ -229,7 +252,7 @@ class Inner(AbstractCapability[Any]):
             if part.tool_call_id not in parked:
                 kinds[part.tool_call_id] = kind = requests.kind(part.tool_call_id)
                 said = {"kind": kind, **requests.metadata.get(part.tool_call_id, {})}
-                calls[part.tool_call_id] = link.call(part, _parsed(part), deferred=said)
+                calls[part.tool_call_id] = link.call(part, link.asked_about(part), deferred=said)
         decisions = await link.host.decide(tuple(calls.values())) if calls else {}
         if link.parked is not None:
             raise link.parked

@@ -7,11 +7,12 @@ history before the call: nothing of a broken response is ever kept.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from pydantic_ai import Agent, AgentRun, ModelRequestNode, RunContext, capture_run_messages
 from pydantic_ai.exceptions import AgentRunError, OutputTokenLimitExceeded, UnexpectedModelBehavior
@@ -41,7 +42,6 @@ from pydantic_graph import End
 
 from perdure.agents import _gate as gate
 from perdure.agents._capability import Inner, Link, Outer
-from perdure.agents._driver import Driver
 from perdure.agents._faults import StreamCut, describe, innermost, is_quota, is_transient, refuses_thinking, retry_after
 from perdure.agents._files import Files, common
 from perdure.agents._kinds import kind_of
@@ -52,6 +52,8 @@ from perdure.agents._values import Shelf, keep, shelved
 from perdure.core.codec import clean
 from perdure.core.errors import ExecutionError, PerdureError
 from perdure.core.runtime import Runtime
+
+T = TypeVar("T")
 
 
 @asynccontextmanager
@@ -73,7 +75,8 @@ async def open_session(
 ) -> AsyncGenerator[AgentSession]:
     """A session over `history`; see `perdure.agents._turn.Session`.
 
-    Tools, hooks and factories run in the context of whoever opens it.
+    Tools, hooks and factories run in the context of whoever opens it. What is asked of it is asked by the task that opened it: Pydantic AI's `iter` holds
+    context variables and cancel scopes, which must be left in the task that entered them. A request that is cancelled has stopped when it raises.
 
     Args:
         history: The stored messages. It may end on a response (its calls or output are processed first) or on a request (the model is asked next).
@@ -88,7 +91,6 @@ async def open_session(
         artifacts: Where files and large results go, and come from. Without it they stay in the messages.
     """
     session = AgentSession(agent, list(history), host, runtime, run_id, conversation_id, deps, prompt, toolsets, model, since, waiter, artifacts)
-    session.driver = Driver(runtime, name=f"session {run_id}")
     try:
         if prompt is not None:
             await session.begin()
@@ -114,7 +116,6 @@ class AgentSession:
     since: int
     waiter: ExternalEventWaiter | None
     artifacts: Shelf | None
-    driver: Driver = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._files = Files(self.artifacts)
@@ -138,16 +139,16 @@ class AgentSession:
 
     async def begin(self) -> None:
         """Build the start message."""
-        await self.driver.run(self._ready)
+        await self._ready()
 
     async def calls(self) -> tuple[Call, ...]:
-        return await self.driver.run(self._calls)
+        return await _heeding(self._calls())
 
     async def ask(self) -> Reply:
-        return await self.driver.run(self._ask)
+        return await _heeding(self._ask())
 
     async def answer(self) -> Answered | Finished:
-        return await self.driver.run(self._answer)
+        return await _heeding(self._answer())
 
     def reissue(self, text: str) -> Answered:
         response = self._last_response()
@@ -172,10 +173,7 @@ class AgentSession:
 
     async def end(self) -> None:
         """Close the loop, whatever state it is in."""
-        try:
-            await self.driver.run(self._close)
-        finally:
-            await self.driver.close()
+        await self._close()
 
     # -- the loop ---------------------------------------------------------------------------------------------------------------------------------
 
@@ -372,7 +370,7 @@ class AgentSession:
         if isinstance(node, ModelRequestNode):
             # A hook of the user's refused the response already; what it said goes to the model.
             return await self._answered(node, response)
-        link.positions, link.deferred, link.late = _positions(response), {}, {}
+        link.positions, link.valid, link.deferred, link.late = _positions(response), {}, {}, {}
         link.retried = self._retried
         unknown = [
             part
@@ -545,6 +543,17 @@ class AgentSession:
 async def output_json(output: Any, artifacts: Shelf | None) -> Any:
     """A run's output as it is stored: plain JSON, a file as a reference."""
     return clean(await shelved(output, artifacts), path="$output")
+
+
+async def _heeding(work: Coroutine[Any, Any, T]) -> T:
+    """Carry out `work`; a cancellation that something in it swallowed holds all the same."""
+    task = asyncio.current_task()
+    assert task is not None
+    before = task.cancelling()
+    result = await work
+    if task.cancelling() > before:
+        raise asyncio.CancelledError
+    return result
 
 
 async def _next(run: AgentRun[Any, Any], node: Any) -> Any:

@@ -134,6 +134,10 @@ class Host(Protocol):
         """The model call starts, or starts anew after a failure."""
         ...
 
+    def validated(self, call: Call) -> None:
+        """The input of a call is valid: `call.args` is what came out. Told of every call that runs together with others before the first of their bodies."""
+        ...
+
     async def run_tool(self, call: Call, body: Callable[[], Awaitable[Any]], *, approved: bool) -> Any:
         """Run one tool body, or answer for it. `call.args` is the effective input.
 
@@ -156,7 +160,7 @@ class Host(Protocol):
 
 
 class Session(Protocol):
-    """One agent loop over one history. Use as `async with`."""
+    """One agent loop over one history. Use as `async with`, and ask from the task that opened it."""
 
     @property
     def messages(self) -> list[ModelMessage]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar, get_args
 from urllib.parse import unquote, urlsplit
@@ -20,7 +21,7 @@ from perdure.stores._moves._program import Program, Verb, Work, moment
 from perdure.stores._moves._store import SqlStore
 from perdure.stores._protocol import Hint
 from perdure.stores.sqlite._connection import SCHEMA, Connection, Synchronous
-from perdure.stores.sqlite._lane import Reader, Writer
+from perdure.stores.sqlite._lane import Reader, Word, Writer
 
 T = TypeVar("T")
 L = TypeVar("L", Reader, Writer)
@@ -57,7 +58,7 @@ class SqliteStore(SqlStore):
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
-        self._writer = Writer(self._connect, self._codec, self._runtime, "perdure-sqlite-writer", self._told)
+        self._writer = Writer(self._connect, self._codec, self._runtime, "perdure-sqlite-writer", self._news)
         self._reader = Reader(self._connect, self._codec, self._runtime, "perdure-sqlite-reader")
         try:
             await self._writer.call(Connection.migrate if self._migrate_at_start else Connection.ready)
@@ -96,15 +97,10 @@ class SqliteStore(SqlStore):
     def on_delta(self, callback: Callable[[Delta | Reset], None]) -> Callable[[], None]:
         return lambda: None
 
-    def _told(self, hints: set[Hint]) -> None:
-        """On the writer's thread: what a durable group may have changed, passed on to the loop that entered the store."""
+    def _news(self, hints: set[Hint]) -> Word | None:
+        """On the writer's thread: how to tell the loop that entered the store what a durable group may have changed."""
         loop = self._loop
-        if loop is None or not hints or not self._listeners:
-            return
-        try:
-            loop.call_soon_threadsafe(self._publish, hints)
-        except RuntimeError:
-            pass  # that loop was closed: nobody listens any more
+        return (loop, partial(self._publish, hints)) if loop is not None and hints and self._listeners else None
 
     # ── small parts ────────────────────────────────────────────────────────────────────────────────────────
     def _opened(self, lane: L | None) -> L:
