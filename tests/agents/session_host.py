@@ -28,6 +28,7 @@ class Host:
         self.known = known or {}
         self.deltas: list[tuple[str, str]] = []
         self.tries: list[int] = []
+        self.valid: list[Call] = []
         self.ran: list[Call] = []
         self.approved: list[str] = []
         self.asked: list[tuple[Call, ...]] = []
@@ -38,6 +39,9 @@ class Host:
 
     def try_begins(self, try_no: int) -> None:
         self.tries.append(try_no)
+
+    def validated(self, call: Call) -> None:
+        self.valid.append(call)
 
     async def run_tool(self, call: Call, body: Callable[[], Awaitable[Any]], *, approved: bool) -> Any:
         if call.position in self.known:

@@ -87,7 +87,7 @@ async def test_approvals_work_for_every_kind_of_output(output_type: Any, last: R
             await opened.answer()
         history = opened.messages
     assert done == ["free"], "what needs no approval has run; nothing else has"
-    assert [each.args for each in host.asked[0]] == [{"amount": "5"}, {"amount": 7}]
+    assert [each.args for each in host.asked[0]] == [{"amount": 5}, {"amount": 7}]
     host = Host({"refund": Decision(approved=True)}, known={0: "free"})
     async with session(agent, host, history) as opened:
         answered = await opened.answer()

@@ -59,7 +59,8 @@ def test_a_run_is_shown_with_its_steps(here: Cli) -> None:
     ):  # fmt: skip
         assert text in shown, text
     steps = loaded(here, "runs", "show", "last")["steps"]
-    assert [(step["kind"], step["name"]) for step in steps] == [("llm", "scripted"), ("tool", "lookup_order"), ("llm", "scripted")]
+    kinds = [("llm", "scripted"), ("tool", "lookup_order"), ("llm", "scripted"), ("wait", "approval")]
+    assert [(step["kind"], step["name"]) for step in steps] == kinds, "the last one is what the policy said of the refund"
     assert steps[0]["text"] == "I look the order up." and steps[1]["output"] == {"order": "7", "items": ["kettle"]}
 
 

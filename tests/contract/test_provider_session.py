@@ -44,6 +44,9 @@ class Watcher:
     def try_begins(self, try_no: int) -> None:
         self.tries.append(try_no)
 
+    def validated(self, call: Call) -> None:
+        pass
+
     async def run_tool(self, call: Call, body: Callable[[], Awaitable[Any]], *, approved: bool) -> Any:
         assert call.args is not None
         self.ran.append((call.name, call.args.get("text")))

@@ -49,6 +49,7 @@ from perdure.engine._journal import Write, WriteRefused
 from perdure.engine._policy import Policy
 from perdure.engine._retry import Again, GiveUp, Later, Quota, after_model_failure
 from perdure.engine._tools import Rest, Stopped, ToolDesk
+from perdure.engine._verdicts import read_verdict
 
 if TYPE_CHECKING:
     from perdure.engine._agents import AgentType
@@ -177,7 +178,10 @@ class AgentJob:
         waits = {wait.row.question: wait for wait in loaded.waits if wait.row.index == self._index}
         asked_here = any(step.row.index == self._index for step in loaded.recent)
         inherited = loaded.run.forked and loaded.run.generation == 1 and not asked_here
-        return StepFacts(self._index, answers, effects, loaded.held, waits, inherited)
+        verdicts = {
+            step.row.position: needed for step in loaded.steps if step.row.position is not None and (needed := read_verdict(step)) is not None
+        }
+        return StepFacts(self._index, answers, effects, loaded.held, waits, verdicts, inherited)
 
     def _open_desk(self, calls: Sequence[Call]) -> ToolDesk:
         agent = self._agent
@@ -317,6 +321,11 @@ class AgentJob:
     def try_begins(self, try_no: int) -> None:
         """The model call starts."""
 
+    def validated(self, call: Call) -> None:
+        """A call's input is valid: what an approval depends on is asked now, so that it is written with the response."""
+        assert self._desk is not None
+        self._desk.verdicts.judge(call, self._policy(call).approval)
+
     async def run_tool(self, call: Call, body: Callable[[], Awaitable[Any]], *, approved: bool) -> Any:
         """Run one tool body under the rules of this step."""
         assert self._desk is not None
@@ -406,8 +415,10 @@ class AgentJob:
                 raise WriteRefused(error) from error
 
     def _take_unsaved(self) -> Write:
+        """The response, and what approval predicates said of its calls: neither is asked for again."""
         reply, self._unsaved = self._unsaved, None
-        return Write() if reply is None else self._reply_write(reply)
+        verdicts = Write() if self._desk is None else Write(steps=self._desk.verdicts.take())
+        return verdicts if reply is None else self._reply_write(reply) + verdicts
 
     def _reply_write(self, reply: Reply) -> Write:
         messages = self._session.messages

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from perdure.agents import ModelRetry, ToolFailed
@@ -33,5 +33,7 @@ class StepFacts:
     effects: Mapping[str, Effect]
     held: Sequence[Effect]
     waits: Mapping[str, WaitPoint]
+    verdicts: Mapping[int, bool] = field(default_factory=dict[int, bool])
+    """What approval predicates said about calls of this step: whether somebody's word is needed."""
     inherited: bool = False
     """The response in hand came with the fork: its calls are open in the ancestor too."""

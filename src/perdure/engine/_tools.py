@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from perdure.agents import ApprovalRequired, Call, CallDeferred, Decision, ModelRetry, ToolFailed, describe
-from perdure.approvals import ApprovalCall, ApprovalRule
+from perdure.approvals import ApprovalRule
 from perdure.context import CurrentRun, Wait
 from perdure.core.codec import clean, clean_text, fingerprint
 from perdure.core.commit import EffectFilter, Park, Release
@@ -37,6 +37,7 @@ from perdure.engine._policy import Policy
 from perdure.engine._position import POSITION, AtWork, Outside, Position
 from perdure.engine._questions import approval_row, read_decision, read_event, unknown_row, wait_row
 from perdure.engine._together import AGAIN, RolledBack, Together
+from perdure.engine._verdicts import Verdicts
 
 logger = logging.getLogger("perdure")
 SaveReply = Callable[[Write], Awaitable[None]]
@@ -89,6 +90,7 @@ class ToolDesk:
         self._unwritten: dict[int, StepWrite] = {}
         self._effects: dict[str, EffectWrite] = {key: effect.row for key, effect in facts.effects.items()}
         self._deferrals: dict[int, Deferral] = {}
+        self.verdicts = Verdicts(execution.run, facts.index, facts.verdicts, execution.runtime.now)
         self._behind: int | None = None
         self._late_effects: list[EffectWrite] = []
         self._late_events: list[EventWrite] = []
@@ -524,10 +526,7 @@ class ToolDesk:
         row = self._facts.waits.get(f"approval:{call.position}")
         if row is not None and not (row.resolution and row.resolution.kind is ResolutionKind.CANCELLED):
             return True  # asked before: the answer is in `decide`, whatever the predicate would say today
-        if rule is None:
-            return False
-        run = self._execution.run
-        return rule.needed(ApprovalCall(call.name, call.args or {}, run.id, run.agent, run.trigger))
+        return self.verdicts.needed(call, rule)
 
     def _decided(self, call: Call) -> bool:
         row = self._facts.waits.get(f"approval:{call.position}")

@@ -49,6 +49,8 @@ class CallHost:
 
     def try_begins(self, try_no: int) -> None: ...
 
+    def validated(self, call: Call) -> None: ...
+
     # ── one call ───────────────────────────────────────────────────────────────────────────────────────────
     async def run_tool(self, call: Call, body: Callable[[], Awaitable[Any]], *, approved: bool) -> Any:
         record = self.state.records.get(call.id)
