@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
@@ -289,7 +290,7 @@ class HostToolset(WrapperToolset[Any]):
     async def get_tools(self, ctx: RunContext[Any]) -> dict[str, ToolsetTool[Any]]:
         tools = await super().get_tools(ctx)
         self.link.tools = {name: _known(tool) for name, tool in tools.items()}
-        return {name: replace(tool, tool_def=replace(tool.tool_def, timeout=NO_TIME_LIMIT), max_retries=MANY) for name, tool in tools.items()}
+        return {name: _unlimited(tool) for name, tool in tools.items()}
 
     async def call_tool(self, name: str, tool_args: dict[str, Any], ctx: RunContext[Any], tool: ToolsetTool[Any]) -> Any:
         link = self.link
@@ -297,7 +298,8 @@ class HostToolset(WrapperToolset[Any]):
         call = link.call(ToolCallPart(name, tool_args, tool_call_id=ctx.tool_call_id), tool_args)
         known = link.tools.get(name)
         # What the tool reads as `ctx.retry` is the history's count.
-        counted = replace(ctx, retry=link.retried.get(name, 0), max_retries=known.retries if known else ctx.max_retries)
+        counted = copy(ctx)
+        counted.retry, counted.max_retries = link.retried.get(name, 0), known.retries if known else ctx.max_retries
 
         async def body() -> Any:
             try:
@@ -339,6 +341,14 @@ class HostToolset(WrapperToolset[Any]):
             # The siblings finish first. Deferred, the call produces no result, and the deferral handler raises this when they have.
             link.parked = link.parked or suspend
             raise CallDeferred({PARKED: True}) from None
+
+
+def _unlimited(tool: ToolsetTool[Any]) -> ToolsetTool[Any]:
+    """The tool without the limits that are kept here. Copies, not `replace`: every tool passes here in every step, and the latter checks every field anew."""
+    tool = copy(tool)
+    tool.tool_def, tool.max_retries = copy(tool.tool_def), MANY
+    tool.tool_def.timeout = NO_TIME_LIMIT
+    return tool
 
 
 def _kind(waits: CallDeferred | ApprovalRequired) -> str:
