@@ -16,7 +16,7 @@ SOURCE = ROOT / "src" / "perdure"
 
 HOMES = {
     "pydantic_ai": ("agents", "pipeline", "engine", "testing", "cli"),
-    "psycopg": ("stores/postgres",),
+    "psycopg": ("stores/postgres", "pipeline/_postgres"),
     "sqlite3": ("stores/sqlite", "pipeline/_sqlite"),
     "typer": ("cli",),
     "rich": ("cli",),
@@ -112,7 +112,7 @@ def test_the_phase_runner_needs_no_engine() -> None:
 
 def test_only_the_command_line_names_concrete_stores() -> None:
     """Whoever is not the composition root takes a `Store`; the engine opens one by its address through one function."""
-    openers = ("cli/", "testing/", "stores/", "engine/_open.py", "engine/_address.py")
+    openers = ("cli/", "testing/", "stores/", "engine/_open.py", "engine/_address.py", "pipeline/_postgres.py")
     crossing = {
         (name, module)
         for name, path in sources()

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from perdure.pipeline import Approval, Done, Next, PhaseContext, PhaseResult, Pipeline, SqliteStorage, Wait, phase
+from perdure.pipeline import Approval, Done, Next, PhaseContext, PhaseResult, Pipeline, PostgresStorage, SqliteStorage, Wait, phase
 
 
 @dataclass
@@ -34,4 +34,10 @@ async def ask(ctx: PhaseContext[Note]) -> PhaseResult[Note]:
     return Done({"text": ctx.state.text, "approved": ctx.answer.approved, "value": ctx.answer.value, "by": ctx.answer.by})
 
 
-pipeline: Pipeline[Any] = Pipeline([write, check, ask], SqliteStorage("jobs.db"))
+def storage() -> Any:
+    """In a file here, or in the Postgres that the environment names."""
+    dsn = os.environ.get("JOBS_DSN")
+    return PostgresStorage(dsn, prefix=os.environ["JOBS_PREFIX"]) if dsn else SqliteStorage("jobs.db", prefix=os.environ["JOBS_PREFIX"])
+
+
+pipeline: Pipeline[Any] = Pipeline([write, check, ask], storage())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -21,14 +22,22 @@ from perdure.pipeline import (
     Phase,
     PhaseError,
     PipelineWorker,
+    PostgresStorage,
     RetryMode,
     SqliteStorage,
     StorageScheduler,
     advance_phase,
     run_pipeline,
 )
+from perdure.testing.postgres import PostgresServer
 
+_SCHEMAS = itertools.count(1)
 START = datetime(2031, 5, 1, 12, tzinfo=UTC)
+
+
+def fresh_schema() -> str:
+    """The name of a Postgres schema that no other test has."""
+    return f"pipeline_{next(_SCHEMAS)}"
 
 
 class ManualClock(RealRuntime):
@@ -180,15 +189,22 @@ class World:
         return await self.storage.next_advance() is not None
 
 
-FULL = ("memory", "memory-queue", "sqlite", "sqlite-queue")
-AGENTS = ("memory", "sqlite-queue", "plain", "versioned")
+FULL = ("memory", "memory-queue", "sqlite", "sqlite-queue", "postgres-queue")
+QUEUES = ("memory-queue", "sqlite-queue", "postgres-queue")
+AGENTS = ("memory", "sqlite-queue", "postgres-queue", "plain", "versioned")
 KINDS = (*FULL, "plain", "listing", "versioned")
 Open = Callable[[], AbstractAsyncContextManager[World]]
+OpenKind = Callable[[str, Path], AbstractAsyncContextManager[World]]
 
 
 @asynccontextmanager
-async def open_world(kind: str, folder: Path) -> AsyncGenerator[World]:
+async def open_world(kind: str, folder: Path, server: PostgresServer | None = None) -> AsyncGenerator[World]:
     clock = ManualClock()
+    if kind.startswith("postgres"):
+        assert server is not None
+        async with PostgresStorage(server.dsn, schema=fresh_schema(), runtime=clock, clock=clock.now) as storage:
+            yield World(kind, clock, storage, StorageScheduler(storage) if kind == "postgres-queue" else MemoryScheduler(runtime=clock))
+        return
     if kind.startswith("sqlite"):
         async with SqliteStorage(folder / "jobs.db", runtime=clock) as storage:
             scheduler = StorageScheduler(storage) if kind == "sqlite-queue" else MemoryScheduler(runtime=clock)

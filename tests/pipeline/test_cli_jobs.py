@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import sys
 from collections.abc import Awaitable, Callable
@@ -20,8 +21,8 @@ STORE = "sqlite:///jobs.db"
 class Cli:
     """Runs `perdure jobs …` in this process, in an empty folder."""
 
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
+    def __init__(self, capsys: pytest.CaptureFixture[str], database: tuple[str, ...]) -> None:
+        self._capsys, self.database = capsys, database
 
     def __call__(self, *arguments: str, code: int = 0) -> str:
         self._capsys.readouterr()
@@ -34,13 +35,23 @@ class Cli:
         return json.loads(self(*arguments, "--json"))
 
 
-@pytest.fixture
-def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+_PREFIXES = itertools.count(1)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def cli(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    """`database` is how a command names the jobs without their program."""
+    prefix, store = f"jobs{next(_PREFIXES)}_", STORE
+    monkeypatch.delenv("JOBS_DSN", raising=False)
+    if request.param == "postgres":
+        store = request.getfixturevalue("postgres").dsn
+        monkeypatch.setenv("JOBS_DSN", store)
+    monkeypatch.setenv("JOBS_PREFIX", prefix)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("COLUMNS", "160")
     sys.modules.pop("jobs_app", None)
-    return Cli(capsys)
+    return Cli(capsys, ("--store", store, "--prefix", prefix))
 
 
 def work(start: str | None = None) -> None:
@@ -69,7 +80,7 @@ def test_a_failed_job_says_why_and_is_retried_from_where_it_failed(cli: Cli, mon
     work("j")
     listed = cli("list", "--app", APP, "--status", "error")
     assert "check" in listed and 'Phase "check" threw: ValueError: the ink is dry' in listed
-    shown = cli.read("show", "j", "--store", STORE)
+    shown = cli.read("show", "j", *cli.database)
     assert (shown["status"], shown["code"], shown["phase"], shown["attempt"]) == ("error", "phase_error", "check", 1)
     assert shown["next_step"].startswith("Fix what it says, then retry") and shown["log"][0]["message"] == "writing"
     page = cli("show", "j", "--app", APP)
@@ -87,12 +98,12 @@ def test_a_decision_is_given_on_the_command_line(cli: Cli) -> None:
     """Approve with a value; the first answer wins."""
     cli("list", "--app", APP)
     work("j")
-    assert "Send it?" in cli("show", "j", "--store", STORE)
-    assert "Approve or deny it" in cli("resume", "j", "--store", STORE, code=2)
-    cli("resume", "j", "--approve", "--value", '{"copies": 2}', "--by", "eva", "--store", STORE)
-    assert "resumed already, by eva" in cli("resume", "j", "--deny", "--store", STORE, code=2)
+    assert "Send it?" in cli("show", "j", *cli.database)
+    assert "Approve or deny it" in cli("resume", "j", *cli.database, code=2)
+    cli("resume", "j", "--approve", "--value", '{"copies": 2}', "--by", "eva", *cli.database)
+    assert "resumed already, by eva" in cli("resume", "j", "--deny", *cli.database, code=2)
     work()
-    shown = cli.read("show", "j", "--store", STORE)
+    shown = cli.read("show", "j", *cli.database)
     assert (shown["status"], shown["output"]) == ("complete", {"text": "hello", "approved": True, "value": {"copies": 2}, "by": "eva"})
 
 
@@ -106,12 +117,12 @@ def test_a_job_is_paused_and_resumed_without_its_program(cli: Cli) -> None:
         await pipeline.storage.close()
 
     _run(start)
-    assert cli("pause", "j", "--store", STORE).strip() == "j is paused at write"
+    assert cli("pause", "j", *cli.database).strip() == "j is paused at write"
     work()
-    assert cli.read("show", "j", "--store", STORE)["phase"] == "write"
-    assert cli("resume", "j", "--store", STORE).strip() == "j is queued at write"
+    assert cli.read("show", "j", *cli.database)["phase"] == "write"
+    assert cli("resume", "j", *cli.database).strip() == "j is queued at write"
     work()
-    assert cli.read("list", "--store", STORE, "--status", "paused")[0]["phase"] == "ask"
+    assert cli.read("list", *cli.database, "--status", "paused")[0]["phase"] == "ask"
 
 
 @pytest.mark.parametrize(
@@ -119,7 +130,8 @@ def test_a_job_is_paused_and_resumed_without_its_program(cli: Cli) -> None:
     [
         (["list"], "Say where the jobs are"),
         (["list", "--app", APP, "--store", STORE], "Say where the jobs are"),
-        (["list", "--store", "postgresql://x/y"], "jobs are read from SQLite here"),
+        (["list", "--store", "mysql://x/y"], "jobs are read from sqlite:///jobs.db or postgresql://"),
+        (["list", "--store", "postgresql://x@/y?nonsense=1"], "This is no address of a Postgres database"),
         (["list", "--app", "nowhere.py:pipeline"], "There is no file 'nowhere.py'"),
         (["list", "--app", f"{APP}:other"], "there is no pipeline 'other'. Write"),
         (["list", "--store", STORE, "--status", "lost"], "--status 'lost': it is one of idle, running"),

@@ -10,7 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from pipeline_worlds import FULL, KINDS, World, open_world
+from pipeline_worlds import FULL, KINDS, OpenKind, World
 
 from perdure.pipeline import (
     Approval,
@@ -80,9 +80,9 @@ class Story:
 
 
 @asynccontextmanager
-async def dying_world(kind: str, folder: Path, fuse: Fuse) -> AsyncGenerator[World]:
+async def dying_world(open_kind: OpenKind, kind: str, folder: Path, fuse: Fuse) -> AsyncGenerator[World]:
     """A world whose adapters die together. A memory scheduler forgets with its process, a queue does not."""
-    async with open_world(kind, folder) as world:
+    async with open_kind(kind, folder) as world:
         storage = dying(world.storage, fuse)
         queue = not isinstance(world.scheduler, MemoryScheduler)
         yield World(kind, world.clock, storage, StorageScheduler(storage) if queue else dying(world.scheduler, fuse))
@@ -116,9 +116,9 @@ async def drive(world: World, story: Story) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_without_a_crash_the_story_is_told_once(kind: str, tmp_path: Path) -> None:
+async def test_without_a_crash_the_story_is_told_once(kind: str, tmp_path: Path, open_kind: OpenKind) -> None:
     """What each phase does when nothing goes wrong but the stumble."""
-    async with dying_world(kind, tmp_path, Fuse()) as world:
+    async with dying_world(open_kind, kind, tmp_path, Fuse()) as world:
         story = Story()
         await drive(world, story)
         assert story.entered == ["read", "loop 2", "loop 3", "ask False", "ask True", "pay", "pay"]
@@ -127,10 +127,10 @@ async def test_without_a_crash_the_story_is_told_once(kind: str, tmp_path: Path)
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "reply-lost"])
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_crash_at_any_adapter_call_leaves_a_job_that_is_finished(kind: str, after: bool, tmp_path: Path) -> None:
+async def test_a_crash_at_any_adapter_call_leaves_a_job_that_is_finished(kind: str, after: bool, tmp_path: Path, open_kind: OpenKind) -> None:
     """For every call k: die there, start a new process on what is stored, finish. At most one phase is entered again."""
     probe = Fuse()
-    async with dying_world(kind, tmp_path, probe) as world:
+    async with dying_world(open_kind, kind, tmp_path, probe) as world:
         await drive(world, Story())
     points = len(probe.calls)
     assert points > 20
@@ -139,7 +139,7 @@ async def test_a_crash_at_any_adapter_call_leaves_a_job_that_is_finished(kind: s
         folder = tmp_path / f"{k}"
         folder.mkdir()
         fuse, story = Fuse(k, after), Story()
-        async with dying_world(kind, folder, fuse) as world:
+        async with dying_world(open_kind, kind, folder, fuse) as world:
             with pytest.raises(Crash):
                 await drive(world, story)
             # A new process: what was in memory is gone, what was stored is there, time has passed.
@@ -159,9 +159,9 @@ async def test_a_crash_at_any_adapter_call_leaves_a_job_that_is_finished(kind: s
                 assert job.output == {"pages": [1, 2, 3], "note": "yes"}
 
 
-async def test_the_pause_between_tries_outlives_the_process(tmp_path: Path) -> None:
+async def test_the_pause_between_tries_outlives_the_process(tmp_path: Path, open_kind: OpenKind) -> None:
     """The back-off is stored: a new process that comes early waits for the rest of it."""
-    async with dying_world("sqlite", tmp_path, Fuse()) as world:
+    async with dying_world(open_kind, "sqlite", tmp_path, Fuse()) as world:
         runs: list[float] = []
 
         async def run(ctx: PhaseContext[Item]) -> PhaseResult[Item]:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pipeline_worlds import Listing, ManualClock, Plain, Versioned
+from pipeline_worlds import Listing, ManualClock, Plain, Versioned, fresh_schema
 
-from perdure.pipeline import MemoryScheduler, MemoryStorage, PipelineWorker, SqliteStorage, StorageScheduler
+from perdure.pipeline import MemoryScheduler, MemoryStorage, PipelineWorker, PostgresStorage, SqliteStorage, StorageScheduler
 from perdure.testing.pipeline import SchedulerConformance, StorageConformance
+from perdure.testing.postgres import PostgresServer
 
 
 class _Timed(StorageConformance):
@@ -40,6 +41,15 @@ class TestSqlite(_Timed):
     @pytest.fixture
     def open_storage(self, tmp_path: Path, clock: ManualClock) -> Callable[[], Any]:
         return lambda: SqliteStorage(tmp_path / "jobs.db", runtime=clock)
+
+
+class TestPostgres(_Timed):
+    """The storage in Postgres, with a pool of two."""
+
+    @pytest.fixture
+    def open_storage(self, postgres: PostgresServer, clock: ManualClock) -> Callable[[], Any]:
+        schema = fresh_schema()
+        return lambda: PostgresStorage(postgres.dsn, schema=schema, pool_max=2, clock=clock.now)
 
 
 @pytest.mark.parametrize("kind", [Plain, Listing, Versioned])
@@ -84,18 +94,23 @@ class _Bound(PipelineWorker):
         await self._do(job_id)
 
 
-@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+@pytest.mark.parametrize("kind", ["memory", "sqlite", "postgres"])
 class TestWorker(SchedulerConformance):
-    """The store-backed worker, in memory and in SQLite."""
+    """The store-backed worker, on every storage."""
 
     @pytest.fixture
-    def open_scheduler(self, tmp_path: Path, kind: str) -> Callable[[Any], Any]:
+    def open_scheduler(self, tmp_path: Path, postgres: PostgresServer, kind: str) -> Callable[[Any], Any]:
+        def open_storage() -> Any:
+            if kind == "postgres":
+                return PostgresStorage(postgres.dsn, schema=fresh_schema())
+            return MemoryStorage() if kind == "memory" else SqliteStorage(tmp_path / "jobs.db")
+
         @asynccontextmanager
         async def make(advance: Callable[[str], Awaitable[object]]) -> Any:
-            storage = MemoryStorage() if kind == "memory" else SqliteStorage(tmp_path / "jobs.db")
+            storage = open_storage()
             async with _Bound(storage, advance):
                 yield StorageScheduler(storage)
-            if isinstance(storage, SqliteStorage):
+            if not isinstance(storage, MemoryStorage):
                 await storage.close()
 
         return make

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pipeline_worlds import ManualClock, Open, World, open_world
+from pipeline_worlds import QUEUES, ManualClock, Open, OpenKind, World, open_world
 
 from perdure.pipeline import (
     Done,
@@ -276,10 +276,10 @@ async def test_a_phase_that_blocks_the_event_loop_keeps_its_job(tmp_path: Path) 
         assert job is not None and job.status == "complete"
 
 
-@pytest.mark.parametrize("kind", ["memory-queue", "sqlite-queue"])
-async def test_a_drain_hands_back_what_does_not_finish(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", QUEUES)
+async def test_a_drain_hands_back_what_does_not_finish(kind: str, tmp_path: Path, open_kind: OpenKind) -> None:
     """The signal first, then the grace, then the cancellation; the job is due again at once, not failed."""
-    async with open_world(kind, tmp_path) as world:
+    async with open_kind(kind, tmp_path) as world:
         slow = Slow()
         world.use(*slow.phases)
         await world.start("j", Work())
@@ -297,8 +297,8 @@ async def test_a_drain_hands_back_what_does_not_finish(kind: str, tmp_path: Path
         assert (await world.job("j")).output == "second"
 
 
-@pytest.mark.parametrize("kind", ["memory-queue", "sqlite-queue"])
-async def test_two_workers_share_the_jobs_and_run_each_phase_once(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", QUEUES)
+async def test_two_workers_share_the_jobs_and_run_each_phase_once(kind: str, tmp_path: Path, open_kind: OpenKind) -> None:
     """Forty jobs of two phases, two workers: eighty runs, none twice."""
     runs: list[str] = []
 
@@ -312,7 +312,7 @@ async def test_two_workers_share_the_jobs_and_run_each_phase_once(kind: str, tmp
         runs.append(f"{ctx.job_id} two")
         return Done()
 
-    async with open_world(kind, tmp_path) as world:
+    async with open_kind(kind, tmp_path) as world:
         world.use(one, two)
         for n in range(40):
             await world.start(f"job-{n}", Work())

@@ -29,6 +29,7 @@ from perdure.pipeline import (
     pause_job,
     resume_job,
 )
+from perdure.pipeline._sql_storage import SqlStorage
 
 T = TypeVar("T")
 COLOURS: Final = {
@@ -44,13 +45,13 @@ AppOption = Annotated[
 ]
 StoreOption = Annotated[
     Optional[str],  # noqa: UP045
-    typer.Option("--store", metavar="URL", help="Without a program: the database, sqlite:///jobs.db.", show_default=False),
+    typer.Option("--store", metavar="URL", help="Without a program: the database, sqlite:///jobs.db or postgresql://…", show_default=False),
 ]
 PrefixOption = Annotated[str, typer.Option("--prefix", metavar="PREFIX", help="With --store: the prefix of the pipeline's tables.")]
 
 
 class Place:
-    """Where the jobs are: a program's own storage, or a database file."""
+    """Where the jobs are: a program's own storage, or a database alone."""
 
     def __init__(self, app: str | None, store: str | None, prefix: str) -> None:
         if (app is None) == (store is None):
@@ -76,13 +77,20 @@ class Place:
         return job
 
 
-def _database(url: str, prefix: str) -> SqliteStorage:
-    scheme, _, rest = url.partition(":///")
-    if scheme != "sqlite" or not rest:
-        raise ConfigurationError(
-            f"--store {url!r}: jobs are read from SQLite here, sqlite:///jobs.db. For another storage name its program with --app."
-        )
-    return SqliteStorage(rest, prefix=prefix)
+def _database(url: str, prefix: str) -> SqlStorage:
+    """The storage at an address, as a program makes it that names nothing else."""
+    scheme, _, rest = url.partition("://")
+    if scheme == "sqlite" and rest.startswith("/") and rest != "/":
+        return SqliteStorage(rest[1:], prefix=prefix)
+    if scheme in ("postgresql", "postgres"):
+        try:
+            from perdure.pipeline import PostgresStorage
+        except ImportError as error:
+            raise ConfigurationError("Jobs in Postgres need its driver: pip install 'perdure[postgres]'.") from error
+        return PostgresStorage(url, prefix=prefix)
+    raise ConfigurationError(
+        f"--store {url!r}: jobs are read from sqlite:///jobs.db or postgresql://user:password@host/database here. For another storage name its program with --app."
+    )
 
 
 def list_(

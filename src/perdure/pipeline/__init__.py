@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from perdure.pipeline._agent_phase import build_agent_phase, run_agent
     from perdure.pipeline._agent_state import AgentCheckpoint, AgentOutcome
     from perdure.pipeline._job import EnginePipeline, register
+    from perdure.pipeline._postgres import PostgresStorage
 
 __all__ = [
     "STATUSES",
@@ -91,6 +92,7 @@ __all__ = [
     "Pipeline",
     "PipelineError",
     "PipelineWorker",
+    "PostgresStorage",
     "Progress",
     "ReadsLog",
     "Retry",
@@ -121,6 +123,7 @@ _LATE = {
     "AgentCheckpoint": "_agent_state",
     "AgentOutcome": "_agent_state",
     "EnginePipeline": "_job",
+    "PostgresStorage": "_postgres",
     "build_agent_phase": "_agent_phase",
     "register": "_job",
     "run_agent": "_agent_phase",
@@ -128,7 +131,7 @@ _LATE = {
 
 
 def __getattr__(name: str) -> Any:
-    # Phases need no agent library and no engine; they are loaded for whoever asks for an agent or an engine.
+    # Phases need no agent library, no engine and no driver; they are loaded for whoever asks for one.
     module = _LATE.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
