@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from perdure.core.commit import RunFilter
+from perdure.core.commit import RunFilter, SweepRequest
 from perdure.core.runtime import RealRuntime
 from perdure.stores.sqlite import SqliteStore
 
@@ -53,6 +53,17 @@ def until_in_a_tool(folder: Path) -> None:
                 await RealRuntime().sleep(0.05)
 
     asyncio.run(look())
+
+
+def until_recovered(folder: Path) -> None:
+    """Sweep until a dead command's run has been taken from it, as another worker's tick does."""
+
+    async def sweep() -> None:
+        async with SqliteStore(folder / "shop.db") as store:
+            while not (await store.sweep(SweepRequest(limit=10, deaths_max=5))).recovered:
+                await RealRuntime().sleep(0.05)
+
+    asyncio.run(sweep())
 
 
 def start(folder: Path, *command: str) -> subprocess.Popen[str]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from rich.cells import cell_len
-from shop_cli import APP, Cli, environment, start, until_in_a_tool
+from shop_cli import APP, Cli, environment, start, until_in_a_tool, until_recovered
 
 GOOD = '{"order": "7"}'
 START = ("run", APP, "complaints", GOOD, "--key", "k1")
@@ -117,15 +117,17 @@ def test_what_a_model_says_cant_speak_to_the_terminal(here: Cli) -> None:
     assert "\x1b" not in said.err and "It arrived broken.\ufffd[2J" in said.err
 
 
-@pytest.mark.nightly
-def test_killed_in_a_tool_the_same_command_goes_on(tmp_path: Path, cli: Cli) -> None:
-    """After SIGKILL the response is not paid for again: the tool is entered again, and that is all."""
+@pytest.mark.parametrize("lease", ["runs-out-meanwhile", "has-run-out"])
+def test_killed_in_a_tool_the_same_command_goes_on(tmp_path: Path, cli: Cli, lease: str) -> None:
+    """After SIGKILL the response is not paid for again: the tool is entered again, and that is all. The recovery is told, whoever made it and when."""
     # case H9
     process = start(tmp_path, *SMALL)
     until_in_a_tool(tmp_path)
     process.kill()
     process.communicate()
     (tmp_path / "hold").unlink()
+    if lease == "has-run-out":
+        until_recovered(tmp_path)
     said = cli(*SMALL, "--json", code=4)
     kinds = [event["type"] for event in lines(said.out)]
     assert "run.recovered" in kinds

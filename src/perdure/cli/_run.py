@@ -162,7 +162,7 @@ def _only_started(output: Output, run: Run, here: Here, *, created: bool) -> int
 # ── carrying ───────────────────────────────────────────────────────────────────────────────────────────────
 async def carry(engine: Engine, run: Run, output: Output, here: Here, *, wait: bool) -> int:
     """Execute one run here and show it, until it settles, waits for somebody, or is stopped."""
-    watcher = Watcher(engine, run, output, here, until_waiting=not wait, takes=True)
+    watcher = Watcher(engine, run, output, here, until_waiting=not wait, takes=True, after=await _before_recovery(engine, run))
     runtime = engine.runtime
     stopped = asyncio.Event()
     with stop_on_signals(stopped.set), _hopeless(engine) as hopeless:
@@ -202,6 +202,15 @@ def _hopeless(engine: Engine) -> Generator[asyncio.Future[None]]:
         yield failed
     finally:
         off()
+
+
+async def _before_recovery(engine: Engine, run: Run) -> int | None:
+    """Where to begin telling, if the newest event is that the run was recovered.
+
+    This command's own tick may have done that, before the run was read and the telling began; it is the first thing to be told either way.
+    """
+    newest = await engine.store.events(run.id, after=run.next_event - 2)
+    return run.next_event - 2 if newest and newest[0].type == "run.recovered" else None
 
 
 async def _take(engine: Engine, run_id: str) -> None:
