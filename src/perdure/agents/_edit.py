@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic_ai.messages import ModelMessage, ModelRequest, ToolReturnPart, UserPromptPart
 
+from perdure.core import given
 from perdure.core.codec import clean
 from perdure.core.errors import InvalidTrigger
 
@@ -30,7 +31,9 @@ def edited(messages: Sequence[ModelMessage], *, message: str | None, results: Ma
         request = changed[at]
         assert isinstance(request, ModelRequest)
         parts = [
-            replace(part, content=clean(value), outcome="success") if isinstance(part, ToolReturnPart) and _answers(part, call_id) else part
+            replace(part, content=given.plain(f"results.{call_id}", value), outcome="success")
+            if isinstance(part, ToolReturnPart) and _answers(part, call_id)
+            else part
             for part in request.parts
         ]
         changed[at] = replace(request, parts=parts)

@@ -28,10 +28,11 @@ from perdure.agents._session import AgentSession, open_session
 from perdure.agents._turn import Host
 from perdure.agents._values import Shelf, keep
 from perdure.context import CurrentRun
+from perdure.core import given
 from perdure.core.budget import Budget
 from perdure.core.codec import clean, fingerprint
 from perdure.core.errors import ConfigurationError, ExecutionError, InvalidTrigger, PerdureError
-from perdure.core.limits import NAME_MAX
+from perdure.core.limits import DEPTH_MAX, NAME_MAX
 from perdure.core.runtime import Runtime
 from perdure.core.trigger import TriggerEnvelope
 from perdure.effects import declared
@@ -118,11 +119,14 @@ class Registration:
         Raises:
             InvalidTrigger: It does not fit; `details["field"]` is the path of the first thing wrong, `details["errors"]` are all.
         """
+        plain = given.plain("payload", payload) if self.input in (Any, object) else _readable_twice(payload)
+        value = self.validated(plain)
         try:
-            value = self._input.validate_python(payload)
-            return clean(self._input.dump_python(value, mode="json", by_alias=True), path="payload")
-        except ValidationError as error:
-            raise _invalid(self.name, error) from error
+            return given.plain("payload", self._input.dump_python(value, mode="json", by_alias=True))
+        except (InvalidTrigger, KeyboardInterrupt):
+            raise
+        except (Exception, SystemExit) as error:
+            raise InvalidTrigger(f"Agent {self.name!r}: payload: it can't be stored as JSON: {describe(error)}", field="payload") from error
 
     def validated(self, payload: Any) -> Any:
         """A stored payload as the type that the agent declared.
@@ -134,6 +138,8 @@ class Registration:
             return self._input.validate_python(payload)
         except ValidationError as error:
             raise _invalid(self.name, error) from error
+        except (Exception, SystemExit) as error:
+            raise InvalidTrigger(f"Agent {self.name!r}: payload: what validates it raised {describe(error)}", field="payload") from error
 
     def parse_output(self, output: Any) -> Any:
         """A stored output as the agent gave it."""
@@ -339,6 +345,21 @@ def _invalid(agent: str, error: ValidationError) -> InvalidTrigger:
     first = errors[0]
     where = f"payload.{first['field']}" if first["field"] else "payload"
     return InvalidTrigger(f"Agent {agent!r}: {where}: {first['message']}", field=first["field"], errors=errors)
+
+
+def _readable_twice(value: Any, path: str = "payload", depth: int = 0) -> Any:
+    """The value, unless its plain containers hold what is read only once, or each other without end: Pydantic would read those to their end, if they have one."""
+    if depth > DEPTH_MAX:
+        raise InvalidTrigger(f"{path[:80]}…: it contains itself, or is nested deeper than {DEPTH_MAX} levels (DEPTH_MAX).", field=path)
+    if isinstance(value, Mapping):
+        for name, each in cast("Mapping[Any, Any]", value).items():
+            _readable_twice(each, f"{path}.{name}", depth + 1)
+    elif isinstance(value, (list, tuple)):
+        for at, each in enumerate(cast("Sequence[Any]", value)):
+            _readable_twice(each, f"{path}[{at}]", depth + 1)
+    elif hasattr(cast(Any, value), "__next__"):
+        raise InvalidTrigger(f"{path}: a {type(cast(Any, value)).__qualname__} is read only once. Give plain data, such as a list.", field=path)
+    return cast(Any, value)
 
 
 async def _made(factory: Callable[..., Any], current: CurrentRun, stack: AsyncExitStack) -> Any:

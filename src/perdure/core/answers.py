@@ -121,6 +121,12 @@ def _refusal(wait: WaitPoint, said: Resolution, effect: Effect | None, now: date
         return "A timer waits for nobody's answer."
     if wait.kind == "effect":
         return _effect_refusal(wait, said, effect, now)
+    words = cast("list[str]", wait.row.data.get("decisions") or [])
+    if words and said.decision not in words:
+        # A slip is no answer: whoever reads the row may take any word that it does not know for the other one.
+        return f"Of this request one may say {', '.join(words)}, not {said.decision!r}."
+    if wait.kind == "event" and said.decision is not None:
+        return f"This waits for an event: its answer is a payload, and no decision such as {said.decision!r}."
     if wait.kind == "budget" and said.decision == "top_up" and not _is_budget(said.value):
         return "A top-up names the limits of a budget, as JSON."
     return Policy.of(wait.row).refusal(said.by)

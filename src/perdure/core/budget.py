@@ -7,6 +7,7 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import Any, Final, Literal
 
+from perdure.core import given
 from perdure.core.errors import ConfigurationError
 from perdure.core.limits import MAX_STEPS_DEFAULT
 
@@ -78,7 +79,7 @@ class Budget:
         unknown_price: `refuse` a `max_cost` whose price can't be known, or `ignore` it.
 
     Raises:
-        ConfigurationError: A limit is negative.
+        ConfigurationError: A limit is negative, or none at all; its name is in the message.
     """
 
     max_steps: int = MAX_STEPS_DEFAULT
@@ -90,14 +91,20 @@ class Budget:
     unknown_price: Literal["refuse", "ignore"] = "refuse"
 
     def __post_init__(self) -> None:
-        for name in ("max_steps", "max_tokens", "max_cost"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise ConfigurationError(f"Budget({name}={value!r}): a limit can't be negative. Leave it out for no limit.")
+        self._check("max_steps", given.whole(self.max_steps))
+        self._check("max_tokens", None if self.max_tokens is None else given.whole(self.max_tokens))
+        self._check("max_cost", None if self.max_cost is None else given.money(self.max_cost))
         for name in ("timeout", "deadline"):
             value = getattr(self, name)
-            if value is not None and value <= timedelta(0):
-                raise ConfigurationError(f"Budget({name}={value!r}): a time limit must be longer than 0.")
+            self._check(name, None if value is None else given.span(value, positive=True))
+        self._check("on_limit", None if self.on_limit in (None, "stop", "fail", "pause") else "takes 'stop', 'fail', 'pause' or None")
+        self._check("unknown_price", None if self.unknown_price in ("refuse", "ignore") else "takes 'refuse' or 'ignore'")
+        if self.max_cost is not None and not isinstance(self.max_cost, Decimal):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may not be typed
+            object.__setattr__(self, "max_cost", Decimal(str(self.max_cost)))
+
+    def _check(self, name: str, wrong: str | None) -> None:
+        if wrong is not None:
+            raise ConfigurationError(f"Budget({name}={given.shown(getattr(self, name))}): {name} {wrong}. Leave it out for the default.")
 
     def reached(self, usage: Usage, steps: int) -> Limit | None:
         """The first limit that leaves no room for one more model call, if any.

@@ -53,6 +53,15 @@ ARTIFACT_MAX: Final = 64 * 1024 * 1024
 KEY_MAX: Final = 512
 """Characters of an idempotency key, concurrency key, thread or label value."""
 
+LABELS_MAX: Final = 100
+"""Labels of one run. They are for people and lists; data belongs in the payload."""
+
+SPAN_MAX: Final = timedelta(days=36_525)
+"""The longest time that may be asked for, a century: every calendar and every clock that a store keeps can add it to now."""
+
+WHOLE_MAX: Final = 2**53 - 1
+"""The largest number of a limit: what every JSON reader holds exactly."""
+
 NAME_MAX: Final = 120
 """Characters of an agent's name."""
 

@@ -15,18 +15,12 @@ from perdure.agents import Registration, decode
 from perdure.context import CurrentRun
 from perdure.core.artifact import Artifact
 from perdure.core.budget import Budget
-from perdure.core.codec import clean
 from perdure.core.commit import (
     Cancelled,
-    CancelRequest,
     EffectFilter,
-    Resolve,
     Resolved,
     ResolveOutcome,
-    RetryRequest,
     RunFilter,
-    SettleEffect,
-    Signal,
     Swept,
     WaitFilter,
 )
@@ -35,20 +29,19 @@ from perdure.core.errors import (
     AgentNotFoundError,
     ArtifactNotFoundError,
     ConfigurationError,
-    Conflict,
     InvalidTrigger,
     RunNotFoundError,
     StoreUnavailable,
     WaitNotFoundError,
 )
 from perdure.core.limits import DEATHS_MAX, DRAIN_GRACE, EFFECT_GRACE, LEASE_DEFAULT, MODEL_TRIES_MAX, POLL, TICK
-from perdure.core.run import Run, RunStatus
+from perdure.core.run import Run
 from perdure.core.runtime import RealRuntime, Runtime, run_in_new_loop
 from perdure.core.step import Step
 from perdure.core.trigger import Attachment, TriggerEnvelope
-from perdure.core.wait import Resolution, ResolutionKind
 from perdure.effects import HeldEffects
-from perdure.engine._admission import File, Wish, checked, fork_of, new_run, read_file
+from perdure.engine import _asked
+from perdure.engine._admission import File, Wish, checked, files_of, fork_of, new_run, read_file
 from perdure.engine._agents import AgentType
 from perdure.engine._handle import DurableAgent, Request, RunHandle, seconds
 from perdure.engine._heard import last_heard
@@ -378,7 +371,7 @@ class Engine:
         """Check everything, then store the run. Durable when it returns, or with the transaction of `connection`; the options are those of `Wish`."""
         wish = Wish(**options)
         value = checked(kind, payload, wish)
-        files = [await read_file(each, self.runtime) for each in attachments]
+        files = [await read_file(each, self.runtime) for each in files_of(attachments)]
         stored = [file if isinstance(file, Attachment) else await self._keep(*file) for file in files]
         new = new_run(kind, value, wish, stored, self.runtime)
         admitted = await (self._again(lambda: self.store.admit(new)) if connection is None else self._joining(connection).admit(new))
@@ -426,21 +419,30 @@ class Engine:
         """The run once it is final, or as it stands when the time is up."""
         return await until_final(self.store, self._hub, run_id, seconds=seconds(timeout), runtime=self.runtime)
 
+        _asked.check_id("run_id", run_id)
     def events(self, run_id: str, *, after: int = 0) -> AsyncIterator[RunEvent]:
         """What happens to a run, from event number `after` on, until it has settled."""
         return follow(self.store, self.runtime, self._hub, run_id, after=after, request=lambda wait: Request(self, wait))
 
     async def steps(self, run_id: str) -> Sequence[Step]:
-        """The run's log."""
+        """The run's log. Raises `RunNotFoundError`."""
+        await self.run(run_id)
         rows: list[Step] = []
         while page := await self.store.steps(run_id, after=rows[-1].seq if rows else 0):
             rows += page
         return rows
 
+        _asked.check_id("run_id", run_id)
+        _asked.check_timeout(timeout)
     async def messages(self, run_id: str, *, generation: int | None = None, step: int | None = None) -> list[Any]:
-        """The message history of a checkpoint; empty where there is none."""
+        """The message history of a checkpoint; empty where there is none. Raises `RunNotFoundError`."""
+        _asked.check_index("generation", generation)
+        _asked.check_index("step", step)
+        await self.run(run_id)
         checkpoint = await self.store.checkpoint(run_id, generation=generation, index=step)
         return [] if checkpoint is None else [decode(each) for each in checkpoint.messages]
+        _asked.check_id("run_id", run_id)
+        _asked.check_index("after", after)
 
     def on(self, kind: str, listener: Callable[[Any], None]) -> Callable[[], None]:
         """Listen to `run.delta`, `run.reset`, a durable event's type, `error` (what `on_error` gets too), or `*`, in this process. Answers the way to stop.
@@ -465,6 +467,8 @@ class Engine:
         reason: str | None = None,
         via: str = "python",
         input_hash: str | None = None,
+        _asked.check_kind(kind)
+        _asked.check_limit(limit)
         token: str | None = None,
     ) -> Resolved:
         """Close an open wait point: the first answer wins, the same again is told so, another is told who won.
@@ -477,13 +481,11 @@ class Engine:
         Raises:
             WaitNotFoundError: There is no such row.
         """
-        kind = ResolutionKind.EVENT if decision is None else ResolutionKind.ANSWER
-        resolution = Resolution(kind, decision, clean(value), clean(reason), clean(by), via)
+        request = _asked.resolve_of(wait_id, decision, value, by=by, reason=reason, via=via, input_hash=input_hash, token=token)
         if decision == "approve" and value is not None:
-            refused = await self._refusal(wait_id, resolution.value)
+            refused = await self._refusal(wait_id, request.resolution.value)
             if refused is not None:
                 return refused
-        request = Resolve(wait_id, resolution, input_hash, None if token is None else token_hash(token))
         return await self._again(lambda: self.store.resolve(request))
 
     async def _refusal(self, wait_id: str, edited: Any) -> Resolved | None:
@@ -514,14 +516,17 @@ class Engine:
 
     async def signal(self, run_id: str, name: str, payload: Any = None, *, id: str | None = None) -> bool:
         """Say something to a run. False: a signal of this id was received already.
+        _asked.check_input(input)
 
         Raises:
             RunNotFoundError: There is no such run.
             Conflict: The run is completed, or its inbox is full.
         """
-        signal = Signal(id or self.runtime.new_id(), run_id, clean(name), clean(payload))
+        signal = _asked.signal_of(run_id, name, payload, id=id, new_id=self.runtime.new_id())
         return await self._again(lambda: self.store.signal(signal))
 
+        _asked.check_id("wait_id", wait_id)
+        _asked.check_within(within)
     async def effects(self, *, run_id: str | None = None, state: str | None = "unknown", limit: int = 100) -> Sequence[Effect]:
         """Effects, by default those whose outcome is unknown."""
         where = EffectFilter(run_id=run_id, state=(state,) if state else (), limit=limit)
@@ -537,6 +542,7 @@ class Engine:
         decision: Literal["done", "run", "fail"],
         result: Any = None,
         *,
+        _asked.check_limit(limit)
         by: str | None = None,
         reason: str | None = None,
         via: str = "python",
@@ -547,7 +553,7 @@ class Engine:
             EffectNotFoundError: There is no such effect.
             Conflict: Its outcome is not unknown, or the earlier try may still be running.
         """
-        request = SettleEffect(key, decision, clean(result), clean(reason), clean(by), via)
+        request = _asked.settle_of(key, decision, result, by=by, reason=reason, via=via)
         return await self._again(lambda: self.store.settle_effect(request))
 
     # ── moving ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -558,7 +564,7 @@ class Engine:
             RunNotFoundError: There is no such run.
         """
         run = await self.run(run_id)
-        request = CancelRequest(run_id, clean(reason), clean(by), run.settlement)
+        request = _asked.cancel_of(run, reason=reason, by=by)
         answer = await self._again(lambda: self.store.cancel(request))
         if self._worker is not None:
             self._worker.cancel_here(run_id)
@@ -583,16 +589,9 @@ class Engine:
             RunNotFoundError: There is no such run.
             Conflict: It is not failed or cancelled.
         """
-        run = await self.run(run_id)
-        if run.status not in (RunStatus.FAILED, RunStatus.CANCELLED):
-            raise Conflict(
-                f"Run {run_id} is {run.status}: only failed and cancelled runs are retried. Start a new run, or fork this one.",
-                status=str(run.status),
-            )
-        changed = budget
-        if changed is None and any(each is not None for each in (max_steps, max_tokens, max_cost)):
-            changed = run.budget.merged(max_steps=max_steps, max_tokens=max_tokens, max_cost=max_cost)
-        request = RetryRequest(run_id, mode, run.settlement, changed, deadline)
+        limits = {"max_steps": max_steps, "max_tokens": max_tokens, "max_cost": max_cost}
+        _asked.check_retry(mode, limits, budget, deadline)
+        request = _asked.retry_of(await self.run(run_id), mode, limits, budget, deadline)
         return (await self._again(lambda: self.store.retry(request))).run
 
     async def resolve_external(self, token: str, payload: Any = None, *, error: str | None = None) -> bool:
@@ -615,6 +614,7 @@ class Engine:
         message: str | None = None,
         results: Mapping[str, Any] | None = None,
         budget: Budget | None = None,
+        _asked.check_id("token", token)
         labels: Mapping[str, str] | None = None,
     ) -> RunHandle[Any]:
         """Start a new run from a checkpoint of another; the original stays as it is. Effects that the original may have performed are held.
@@ -641,6 +641,7 @@ class Engine:
     async def artifact(self, artifact_id: str) -> tuple[Artifact, bytes]:
         """Stored bytes and what they are. Raises `ArtifactNotFoundError`."""
         if not artifact_id:
+        _asked.check_index("step", step)
             raise ArtifactNotFoundError(artifact_id)
         return await self._again(lambda: self.store.get_artifact(artifact_id))
 

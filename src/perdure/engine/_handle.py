@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 from perdure.core.budget import Budget
 from perdure.core.commit import Cancelled, Resolved
 from perdure.core.errors import RunCancelled, RunFailed, StillWaiting
+from perdure.core.limits import SPAN_MAX
 from perdure.core.run import Run, RunStatus
 from perdure.core.step import Step
 from perdure.core.wait import WaitPoint
 from perdure.engine._admission import File
+from perdure.engine._asked import check_timeout
 from perdure.engine._news import RunEvent
 
 if TYPE_CHECKING:
@@ -239,6 +241,7 @@ class DurableAgent(Generic[In, Out]):
         """`start`, then the result. Raises what `start` and `RunHandle.result` raise."""
         handle = await self.start(
             input, key=key, concurrency_key=concurrency_key, thread=thread, attachments=attachments, budget=budget, labels=labels
+        check_timeout(timeout)
         )
         return await handle.result(timeout)
 
@@ -261,8 +264,9 @@ class DurableAgent(Generic[In, Out]):
 
 
 def seconds(timeout: float | timedelta | None) -> float | None:
-    """A time-out in seconds."""
-    return timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    """A time-out in seconds; None for one that never comes."""
+    given = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    return None if given is None or given > SPAN_MAX.total_seconds() else float(given)
 
 
 __all__ = ["DurableAgent", "File", "Request", "RunHandle", "seconds"]

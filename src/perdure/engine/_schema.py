@@ -11,7 +11,11 @@ def schema_error(value: Any, schema: Mapping[str, Any]) -> str | None:
     import jsonschema  # only answers with an edited input need it
 
     validator: Any = jsonschema.Draft202012Validator(schema)
-    first = min(validator.iter_errors(value), key=lambda each: len(each.absolute_path), default=None)
+    try:
+        first = min(validator.iter_errors(value), key=lambda each: len(each.absolute_path), default=None)
+    except Exception:
+        # The schema itself is broken, which a server's own may be: the tool's validator has the last word anyway.
+        return None
     if first is None:
         return None
     where = ".".join(str(each) for each in first.absolute_path)
