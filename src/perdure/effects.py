@@ -148,7 +148,11 @@ def plain() -> dict[str, Any]:
 
 
 def effect_rule(metadata: Mapping[str, Any] | None) -> EffectRule | None:
-    """The effect that a tool's metadata declares: ours, or what MCP annotations say (destructive: ask; idempotent: retry)."""
+    """The effect that a tool's metadata declares: ours, or what MCP annotations say.
+
+    Read-only is plain, idempotent may be repeated. Everything else that a server says about a tool that is not read-only is an effect that asks, what "only
+    adds" too: adding twice is not adding once.
+    """
     if not metadata:
         return None
     ours = metadata.get(EFFECT)
@@ -162,7 +166,8 @@ def effect_rule(metadata: Mapping[str, Any] | None) -> EffectRule | None:
         return None
     if known.get("idempotentHint"):
         return EffectRule("retry")
-    return EffectRule("ask") if known.get("destructiveHint") else None
+    changes = known.get("readOnlyHint") is False or known.get("destructiveHint") is not None or known.get("idempotentHint") is False
+    return EffectRule("ask") if changes else None
 
 
 def declared(metadata: Mapping[str, Any] | None) -> bool:

@@ -32,7 +32,10 @@ def hints(**said: bool | None) -> dict[str, Any]:
         (hints(destructiveHint=True, idempotentHint=True), "retry"),
         (hints(readOnlyHint=True), None),
         (hints(readOnlyHint=True, destructiveHint=True), None),
-        (hints(destructiveHint=False), None),
+        (hints(destructiveHint=False), "ask"),
+        (hints(readOnlyHint=False), "ask"),
+        (hints(idempotentHint=False), "ask"),
+        (hints(readOnlyHint=False, destructiveHint=False, idempotentHint=True), "retry"),
         (hints(destructiveHint=None, idempotentHint=None, readOnlyHint=None), None),
         (hints(), None),
         (None, None),
@@ -45,7 +48,7 @@ def hints(**said: bool | None) -> dict[str, Any]:
     ],
 )
 def test_a_tool_is_what_it_is_declared_to_be(metadata: dict[str, Any] | None, unknown: str | None) -> None:
-    """Destructive asks, idempotent retries, read-only is plain; what was declared here is heard before what a server says."""
+    """Read-only is plain, idempotent retries, everything else that changes something asks; what was declared here is heard before what a server says."""
     rule = policy_of("tool", metadata, {}).effect
     assert (rule.unknown if rule else None) == unknown
 
@@ -59,7 +62,7 @@ def test_a_tool_is_what_it_is_declared_to_be(metadata: dict[str, Any] | None, un
         (approve(), "ask"),
         (plain(), None),
         (hints(readOnlyHint=True), None),
-        (hints(destructiveHint=False), None),
+        (hints(destructiveHint=False), "ask"),
         (effect("retry"), "retry"),
     ],
 )

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from perdure.agents import DurableWaiter, Registration, Session
 from perdure.artifacts import RunArtifacts
@@ -20,6 +20,7 @@ from perdure.engine._policy import Policy, Undeclared, policy_of
 from perdure.stores import Store
 
 logger = logging.getLogger("perdure")
+UNDECLARED: Final = "They are plain: they may run again after a crash. Declare what has side effects with effect(), the rest with plain(), or register with effects='*'."
 
 
 class AgentType:
@@ -54,13 +55,9 @@ class AgentType:
                 f"Agent {self.name!r}: on_limit='stop' completes with the text so far, and this agent's output is not text. Use 'fail' or 'pause'."
             )
         names = self.what.undeclared()
+        self._named = set(names)
         if names and self.undeclared == "plain":
-            logger.warning(
-                "Agent %r: nobody declared %s. They are plain: they may run again after a crash. Declare what has side effects with effect(), the rest "
-                "with plain(), or register with effects='*'.",
-                self.name,
-                ", ".join(names),
-            )
+            logger.warning("Agent %r: nobody declared %s. %s", self.name, ", ".join(names), UNDECLARED)
 
     def check(self, payload: Any) -> Any:
         """The payload as JSON, or `InvalidTrigger` with the field that is wrong."""
@@ -79,8 +76,12 @@ class AgentType:
         return self.what.parse_output(output)
 
     def policy(self, name: str, metadata: Mapping[str, Any]) -> Policy:
-        """How a tool is treated."""
-        return policy_of(name, metadata, self.what.tools, self.undeclared)
+        """How a tool is treated. One that nobody declared and that shows itself only now (an MCP server's, a factory's) is named once."""
+        policy = policy_of(name, metadata, self.what.tools, self.undeclared)
+        if not policy.declared and self.undeclared == "plain" and name not in self._named:
+            self._named.add(name)
+            logger.warning("Agent %r: nobody declared %s. %s", self.name, name, UNDECLARED)
+        return policy
 
     async def keep(self, value: Any, store: Store) -> Any:
         """A tool's result as it is stored."""

@@ -19,6 +19,8 @@ class Policy:
 
     effect: EffectRule | None = None
     approval: ApprovalRule | None = None
+    declared: bool = True
+    """Whether anybody said what this tool does: here, in the agent's rules, or its MCP server."""
 
 
 def policy_of(name: str, metadata: Mapping[str, Any] | None, rules: Mapping[str, Mapping[str, Any]], undeclared: Undeclared = "plain") -> Policy:
@@ -35,6 +37,7 @@ def policy_of(name: str, metadata: Mapping[str, Any] | None, rules: Mapping[str,
         if rule is not None:
             effect = rule if effect is None else effect.joined(rule)
         approval = approval_rule(each) or approval
-    if effect is None and undeclared == "*" and not any(declared(each) for each in found):
+    said = any(declared(each) for each in found)
+    if effect is None and undeclared == "*" and not said:
         effect = EffectRule("ask")
-    return Policy(effect, approval)
+    return Policy(effect, approval, said)
