@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import replace
 from datetime import timedelta
+from decimal import Decimal
 from pathlib import Path
 
 from pydantic import BaseModel
 from pydantic_ai import Agent
 
-from perdure import Engine, approve, current_run, effect, plain
+from perdure import Budget, Engine, approve, current_run, effect, plain
 from perdure.testing.models import ScriptedModel, call, calls, fail, say
 
 
@@ -62,3 +64,11 @@ engine = Engine("sqlite:///shop.db", lease=timedelta(seconds=2), effect_grace=ti
 engine.agent(agent, name="complaints", version="1", input=Complaint)
 engine.agent(Agent(ScriptedModel([say("Hello, Ünï 👋")])), name="hello", input=str)
 engine.agent(Agent(ScriptedModel([fail(400)])), name="broken")
+thrifty = Agent(ScriptedModel([replace(call("look"), input_tokens=90, output_tokens=10, cost=Decimal("0.02")), say("Found.")]))
+thrifty.tool_plain(held, name="look", metadata=plain())
+for limit, budget in {
+    "steps": Budget(max_steps=1, on_limit="pause"),
+    "tokens": Budget(max_tokens=100, on_limit="pause"),
+    "cost": Budget(max_cost=Decimal("0.02"), on_limit="pause", unknown_price="ignore"),
+}.items():
+    engine.agent(thrifty, name=f"thrifty-{limit}", budget=budget)

@@ -136,6 +136,21 @@ def test_a_bad_edit_is_refused_and_the_request_stays_open(here: Cli) -> None:
     assert len(loaded(here, "approvals", "list")) == 1
 
 
+@pytest.mark.parametrize(("limit", "larger"), [("steps", '{"max_steps": 2}'), ("tokens", '{"max_tokens": 200}'), ("cost", '{"max_cost": "0.04"}')])
+def test_a_run_that_reached_its_budget_is_topped_up(here: Cli, limit: str, larger: str) -> None:
+    """It waits, its card says what to type, and with that it goes on at the same step."""
+    waiting = here("run", APP, f"thrifty-{limit}", "{}", code=4)
+    assert f"more budget: max_{limit} is reached" in waiting.err
+    [request] = loaded(here, "approvals", "list")
+    assert (request["kind"], f"top_up '{larger}'" in waiting.err) == ("budget", True), waiting.err
+    for nonsense in ("[]", f'{{"max_{limit}": -1}}'):
+        assert here("approvals", "answer", "last", "top_up", nonsense, *STORE, code=2).complaint
+    here("approvals", "answer", request["id"], "top_up", larger, "--by", "eva", *STORE, code=0)
+    assert here("continue", APP, "last", code=0).out == "Found.\n"
+    run = loaded(here, "runs", "show", "last")
+    assert [step["kind"] for step in run["steps"]] == ["llm", "tool", "wait", "llm"]
+
+
 # ── effects ────────────────────────────────────────────────────────────────────────────────────────────────
 def test_an_effect_of_unknown_outcome_is_shown_and_settled(tmp_path: Path, here: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tool, input, key, worker, when it was last heard; a person's word lets the run go on, and nothing is done twice."""

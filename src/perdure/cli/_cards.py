@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from decimal import Decimal
 from typing import Any, Final, cast
 
 from rich.text import Text
@@ -136,8 +137,14 @@ def _commands(wait: WaitPoint) -> list[str]:
         return [f"effects settle {key} done --result '\"…\"'", f"effects settle {key} run", f"effects settle {key} fail"]
     if decisions == ["approve", "deny"]:
         return [f"approvals approve {name}", f"approvals deny {name} --reason '…'"]
-    return [f"approvals answer {name} {each}{' ' + _example(each) if each == 'top_up' else ''}" for each in decisions]
+    return [f"approvals answer {name} {each}{' ' + _more(row.data) if each == 'top_up' else ''}" for each in decisions]
 
 
-def _example(decision: str) -> str:
-    return "'{\"max_steps\": 100}'"
+def _more(data: Mapping[str, Any]) -> str:
+    """A top-up that goes on: twice the limit that was reached. What waits for the provider's quota needs none."""
+    limit = data.get("limit")
+    if limit is None:
+        return "'{}'"
+    now = (data.get("budget") or {}).get(limit)
+    more = str(2 * Decimal(now)) if isinstance(now, str) else 2 * (now or 1)
+    return shlex.quote(json.dumps({limit: more}))
