@@ -142,9 +142,10 @@ def _commands(wait: WaitPoint) -> list[str]:
 
 def _more(data: Mapping[str, Any]) -> str:
     """A top-up that goes on: twice the limit that was reached. What waits for the provider's quota needs none."""
-    limit = data.get("limit")
+    limit: str | None = data.get("limit")
     if limit is None:
         return "'{}'"
-    now = (data.get("budget") or {}).get(limit)
-    more = str(2 * Decimal(now)) if isinstance(now, str) else 2 * (now or 1)
+    budget: Mapping[str, Any] = data.get("budget") or {}
+    now: str | int = budget.get(limit) or 1
+    more = str(2 * Decimal(now)) if isinstance(now, str) else 2 * now
     return shlex.quote(json.dumps({limit: more}))
