@@ -54,7 +54,9 @@ def phases_of(journal: Journal) -> list[Phase[Any]]:
 
 async def main(database: str, journal: str) -> None:
     async with SqliteStorage(database) as storage:
-        worker = PipelineWorker(phases_of(Journal(journal)), storage, lease=LEASE, poll=timedelta(seconds=0.05), concurrency=3)
+        # Leases run out here because processes are killed, and on a busy machine because they are so short: no phase is to blame.
+        phases, poll = phases_of(Journal(journal)), timedelta(seconds=0.05)
+        worker = PipelineWorker(phases, storage, lease=LEASE, poll=poll, concurrency=3, deaths_max=10_000)
         tell("ready")
         await worker.run()
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final, Literal
 
+from perdure.core.errors import StoreError
 from perdure.core.limits import DEATHS_MAX, LEASE_DEFAULT
 from perdure.core.runtime import RealRuntime, Runtime
 from perdure.pipeline import _failures as failures
@@ -35,7 +36,7 @@ Advanced = Literal["ran", "early", "busy", "idle", "lost"]
 @dataclass(frozen=True, slots=True)
 class Env:
     """What an advance works with. `cancelled` fires from outside (a worker that drains); `keeper` is a worker's own. `chain` is how many phases it may
-    run in one go, where storage and scheduler allow it."""
+    run in one go, where storage and scheduler allow it. After `deaths_max` leases in a row that ran out a job is given up."""
 
     storage: StorageAdapter
     scheduler: SchedulerAdapter
@@ -44,6 +45,7 @@ class Env:
     keeper: LeaseKeeper | None = None
     cancelled: Cancellation | None = None
     chain: int = 1
+    deaths_max: int = DEATHS_MAX
 
     async def write(self, outcome: Outcome, current: Checkpoint[Any] | None) -> int | None:
         return await write(self.storage, self.scheduler, outcome, current)
@@ -152,7 +154,7 @@ async def _enter(stay: Stay, job: JobRecord, phases: Phases, env: Env, sent: flo
         return await _written(stay, stay.failed(failures.unknown(at.next_phase, list(phases))), env)
     if at.wait is not None and at.wait.answer is None:
         return await _written(stay, repause(stay, at.wait), env)
-    if job.deaths >= DEATHS_MAX:
+    if job.deaths >= env.deaths_max:
         return await _written(stay, stay.failed(failures.poisoned(phase.name, job.deaths)), env)
     if at.not_before is not None and at.not_before > stay.now:
         done = await _written(stay, stay.outcome(advance=at.not_before - stay.now), env)
@@ -180,6 +182,8 @@ async def _work(stay: Stay, phase: Phase[Any], at: Checkpoint[Any], phases: Phas
         desk.cancelled.fire("ended")  # for a thread that the phase left behind
         if env.cancelled is not None:
             env.cancelled.lead(None)
+    if isinstance(result, _Raised) and result.error is desk.refused:
+        raise result.error  # the storage's trouble, not the phase's: the job stays as it is, and is entered again
     stay = replace(desk.stay, now=stay.now + timedelta(seconds=env.runtime.monotonic() - sent))
     match result:
         case _Raised(error, timed_out):
@@ -296,6 +300,7 @@ class _Desk:
         if env.cancelled is not None:
             env.cancelled.lead(self.cancelled)
         self.held: Held | None = None
+        self.refused: StoreError | None = None
         self._latest: Progress | Kept = KEEP
         self._shown = env.runtime.monotonic()
         self._showing: asyncio.Task[None] | None = None
@@ -334,7 +339,11 @@ class _Desk:
             await asyncio.wait([self._showing])
 
     async def _hold(self, outcome: Outcome) -> None:
-        version = await self._env.write(outcome, self.stay.checkpoint)
+        try:
+            version = await self._env.write(outcome, self.stay.checkpoint)
+        except StoreError as error:
+            self.refused = error
+            raise
         if version is None:
             raise JobLost
         self.stay = replace(self.stay, version=version)

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any, Final, Protocol, Self
 
 from perdure.core.errors import StoreError
-from perdure.core.limits import DRAIN_GRACE, LEASE_DEFAULT, POLL
+from perdure.core.limits import DEATHS_MAX, DRAIN_GRACE, LEASE_DEFAULT, POLL
 from perdure.core.runtime import Runtime
 from perdure.pipeline._adapters import Advance, KeepsAdvances, Leases, ListsRunning, StorageAdapter, joined
 from perdure.pipeline._errors import InvalidPipelineError, PhaseError
@@ -60,16 +60,18 @@ class PipelineWorker:
         storage: Where jobs and advances are.
         concurrency: Phases at work at once.
         lease: How long a dead worker's jobs stay untouched. A live one renews, from a thread of its own.
+        deaths_max: Leases in a row that may run out before a job is failed, because its phase takes down every process that enters it.
         grace: How long a drain lets phases finish before it cancels them; their jobs are handed back at once.
         on_error: Hears of every failed phase and every refused write. By default they are logged.
     """
 
     def __init__(
         self, phases: Sequence[Phase[Any]], storage: QueueStorage, *, concurrency: int = CONCURRENCY, lease: timedelta = LEASE_DEFAULT,
-        poll: timedelta = POLL, grace: timedelta = DRAIN_GRACE, on_error: Callable[[str, Exception], None] | None = None, runtime: Runtime = REAL,
+        poll: timedelta = POLL, grace: timedelta = DRAIN_GRACE, deaths_max: int = DEATHS_MAX, on_error: Callable[[str, Exception], None] | None = None,
+        runtime: Runtime = REAL,
     ) -> None:  # fmt: skip
         self._phases, self._storage, self._runtime = check_phases(phases), storage, runtime
-        self._concurrency, self._lease, self._poll, self._grace = concurrency, lease, poll, grace
+        self._concurrency, self._lease, self._poll, self._grace, self._deaths_max = concurrency, lease, poll, grace, deaths_max
         self._on_error = on_error or _log_error
         self.scheduler = StorageScheduler(storage)
         self._joined = joined(storage, self.scheduler)
@@ -183,9 +185,8 @@ class PipelineWorker:
             self._on_error(taken.job_id, error)
 
     async def _run(self, job_id: str, cancelled: Cancellation) -> Advanced | None:
-        return await advance(
-            job_id, self._phases, Env(self._storage, self.scheduler, self._runtime, self._lease, self._keeper, cancelled, chain=self._chain)
-        )
+        env = Env(self._storage, self.scheduler, self._runtime, self._lease, self._keeper, cancelled, chain=self._chain, deaths_max=self._deaths_max)
+        return await advance(job_id, self._phases, env)
 
     async def _recover(self) -> None:
         if not isinstance(self._storage, ListsRunning):
