@@ -11,11 +11,10 @@ from pydantic_ai import Agent
 
 from perdure import Engine, Happened, NotDone, effect, plain
 from perdure.effects import EffectCall
-from perdure.testing.crash import CrashReport, crash_everywhere
+from perdure.testing.crash import CrashReport, Ledger, crash_everywhere
 from perdure.testing.models import call, calls, say
 from perdure.testing.simulation._crash_main import EndStrategy, cashier, poet, triage
 from perdure.testing.simulation._history import responses
-from perdure.testing.simulation._ledger import Ledger
 
 
 class Email(BaseModel):

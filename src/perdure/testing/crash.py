@@ -4,8 +4,9 @@
 """
 
 from perdure.testing.simulation._crash import CrashReport, Point, crash_everywhere
+from perdure.testing.simulation._ledger import Deed, Ledger
 
-__all__ = ["CrashReport", "Point", "crash_everywhere"]
+__all__ = ["CrashReport", "Deed", "Ledger", "Point", "crash_everywhere"]
 
 if __name__ == "__main__":
     from perdure.testing.simulation._crash_main import main

@@ -367,13 +367,19 @@ class _Simulation:
         for request in await people.requests():
             if request.kind == "effect" and request.id not in self._asked:
                 self._asked.add(request.id)
-                self._check_started(request)
+                await self._check_started(people, request)
             await (self._lab.answer or self._answer)(request)
 
-    def _check_started(self, request: Request) -> None:
+    async def _check_started(self, people: Engine, request: Request) -> None:
         """Nobody is asked about a call that can't have begun: one whose *started* never reached the store."""
         key = request.wait.row.effect_key
-        if not any(row.key == key and row.state is EffectState.STARTED for row in self._written()):
+        if self._stage.shared is not None:
+            started = any(row.key == key and row.state is EffectState.STARTED for row in self._written())
+        else:
+            # A thread of a process that died may have written into the file what nobody heard of any more: the file itself says so.
+            events = await people.store.events(request.wait.run_id)
+            started = any(event.type == "effect.started" and event.data["key"] == key for event in events)
+        if not started:
             self._never_started.append(f"asked about {request.tool} ({key}), which was never started")
 
     def _written(self) -> Iterator[EffectWrite]:
