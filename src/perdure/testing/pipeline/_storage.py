@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+import functools
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, ClassVar, TypeVar, cast
 
 import pytest
 
@@ -122,11 +123,43 @@ class Runs:
         return [Phase(run.__name__, run, state=Count) for run in (first, second, third)]
 
 
+Test = TypeVar("Test", bound=Callable[..., Awaitable[None]])
+
+
+def of(*capabilities: type) -> Callable[[Test], Test]:
+    """A test of capabilities that a storage may do without."""
+
+    def decorate(test: Test) -> Test:
+        @functools.wraps(test)
+        async def run(self: Any, open_storage: OpenStorage, **fixtures: Any) -> None:
+            async with entered(open_storage()) as storage:
+                for each in capabilities:
+                    needs(storage, each)
+            await test(self, open_storage, **fixtures)
+
+        run.capabilities = capabilities  # type: ignore[attr-defined]
+        return cast(Test, run)
+
+    return decorate
+
+
 class StorageConformance(Conformance):
     """Every promise of a storage. Give it a fixture `open_storage`, and `pass_time` where the storage's clock can be moved.
 
     `open_storage()` answers a handle on one empty place; called again in one test, another handle on the same place.
     """
+
+    storage_type: ClassVar[type | None] = None
+    """Your storage's class. Named, the tests of capabilities that it does without are left out; else they skip themselves."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if cls.storage_type is None:
+            return
+        for name in dir(cls):
+            needed: tuple[type, ...] = getattr(getattr(cls, name), "capabilities", ())
+            if not all(issubclass(cls.storage_type, each) for each in needed):
+                setattr(cls, name, None)
 
     @pytest.fixture
     def pass_time(self) -> PassTime | None:
@@ -192,6 +225,7 @@ class StorageConformance(Conformance):
             job = await there(storage, "j")
             assert job.checkpoint is not None and job.checkpoint.state == {"n": 1}
 
+    @of(ReadsLog)
     async def test_the_log_is_append_only_in_order_and_per_job(self, open_storage: OpenStorage) -> None:
         """Clearing one job's log leaves the other's."""
         async with entered(open_storage()) as storage:
@@ -201,7 +235,6 @@ class StorageConformance(Conformance):
             for entry in entries:
                 await storage.append_log("j", entry)
             await storage.append_log("k", entries[0])
-            needs(storage, ReadsLog)
             assert list(await storage.get_log("j")) == entries
             await storage.clear_log("j")
             assert (list(await storage.get_log("j")), list(await storage.get_log("k"))) == ([], entries[:1])
@@ -228,27 +261,27 @@ class StorageConformance(Conformance):
                 assert [len(await storage.get_log(f"j{n}")) for n in range(4)] == [10] * 4
 
     # ── capabilities ───────────────────────────────────────────────────────────────────────────────────────
+    @of(KeepsOutput)
     async def test_an_output_is_kept(self, open_storage: OpenStorage) -> None:
         """As JSON, None included."""
         async with entered(open_storage()) as storage:
-            needs(storage, KeepsOutput)
             await storage.set_output("j", STATE)
             assert (await there(storage, "j")).output == STATE
             await storage.set_output("j", None)
             assert (await there(storage, "j")).output is None
 
+    @of(ListsRunning)
     async def test_running_jobs_are_listed(self, open_storage: OpenStorage) -> None:
         """Those and no others."""
         async with entered(open_storage()) as storage:
-            needs(storage, ListsRunning)
             for status in ("idle", "running", "paused", "complete", "error"):
                 await storage.set_status(f"job {status}", status)
             assert list(await storage.list_running()) == ["job running"]
 
+    @of(ListsJobs)
     async def test_jobs_are_listed_page_by_page(self, open_storage: OpenStorage) -> None:
         """In the order of their ids, none twice and none left out."""
         async with entered(open_storage()) as storage:
-            needs(storage, ListsJobs)
             for n in range(7):
                 await storage.set_status(f"j{n}", "paused" if n % 2 else "running")
             found: list[str] = []
@@ -259,10 +292,10 @@ class StorageConformance(Conformance):
             assert found == [f"j{n}" for n in range(7)]
             assert [job_id for job_id, _ in await storage.list_jobs(status="paused")] == ["j1", "j3", "j5"]
 
+    @of(ComparesAndSets)
     async def test_of_many_that_read_one_version_one_writes(self, open_storage: OpenStorage) -> None:
         """Compare-and-set: the others are told, and their checkpoints are not there."""
         async with entered(open_storage()) as storage:
-            needs(storage, ComparesAndSets)
             first = await storage.compare_and_set("j", 0, at("a"))
             assert first is not None and (await there(storage, "j")).version == first
             answers = await asyncio.gather(*(storage.compare_and_set("j", first, at(f"p{n}")) for n in range(10)))
@@ -270,10 +303,10 @@ class StorageConformance(Conformance):
             job = await there(storage, "j")
             assert job.version == answers[winner] and job.checkpoint == at(f"p{winner}")
 
+    @of(CommitsOutcomes)
     async def test_a_refused_outcome_writes_nothing(self, open_storage: OpenStorage) -> None:
         """Not the status, not the log, not the next advance."""
         async with entered(open_storage()) as storage:
-            needs(storage, CommitsOutcomes)
             version = await storage.commit_outcome(Outcome("j", 0, status="running", checkpoint=at(), entered=True))
             assert version is not None
             before = await there(storage, "j")
@@ -296,10 +329,10 @@ class StorageConformance(Conformance):
             if has(storage, KeepsAdvances):
                 assert await storage.next_advance("j") is None
 
+    @of(CommitsOutcomes)
     async def test_an_outcome_is_written_whole(self, open_storage: OpenStorage) -> None:
         """What it leaves out stays as it was; the version goes up by one, and not at all while the writer holds on."""
         async with entered(open_storage()) as storage:
-            needs(storage, CommitsOutcomes)
             one = LogEntry(NOW, "one", "a")
             version = await storage.commit_outcome(Outcome("j", 0, status="running", checkpoint=at(), log=(one,), entered=True, new_life=True))
             assert version == 1
@@ -313,10 +346,10 @@ class StorageConformance(Conformance):
             if has(storage, ReadsLog):
                 assert list(await storage.get_log("j")) == [one]
 
+    @of(KeepsEntries)
     async def test_the_beginning_of_a_phase_is_kept(self, open_storage: OpenStorage) -> None:
         """Whatever was saved later, until the phase is reached again or a new life begins."""
         async with entered(open_storage()) as storage:
-            needs(storage, KeepsEntries)
             await storage.commit_outcome(Outcome("j", 0, status="running", checkpoint=at("a"), entered=True, new_life=True))
             await storage.commit_outcome(Outcome("j", 1, checkpoint=Checkpoint("a", {"later": 1}, NOW), hold=True))
             await storage.commit_outcome(Outcome("j", 1, checkpoint=at("b"), entered=True))
@@ -330,10 +363,10 @@ class StorageConformance(Conformance):
             await storage.commit_outcome(Outcome("j", 3, status="running", checkpoint=at("a"), entered=True, new_life=True))
             assert await storage.get_entry("j", "b") is None
 
+    @of(Leases)
     async def test_a_claimed_job_is_nobody_elses(self, open_storage: OpenStorage) -> None:
         """Ten claims at once: one has it, the others hear for how long; the outcome gives it back."""
         async with entered(open_storage()) as storage:
-            needs(storage, Leases)
             assert (await storage.claim_job("nobody", LEASE)).job is None
             await storage.set_status("j", "running")
             assert not (await storage.claim_job("j", LEASE)).taken
@@ -351,10 +384,10 @@ class StorageConformance(Conformance):
             again = await storage.claim_job("j", LEASE)
             assert again.taken and again.job is not None and (again.job.deaths, again.job.version) == (0, mine.job.version + 2)
 
+    @of(Chains)
     async def test_an_outcome_and_the_next_claim_are_one_write(self, open_storage: OpenStorage) -> None:
         """The job stays with its worker, under a new version; a job that was paused meanwhile does not."""
         async with entered(open_storage()) as storage:
-            needs(storage, Chains)
             await storage.commit_outcome(Outcome("j", 0, status="running", checkpoint=at(), entered=True))
             mine = await storage.claim_job("j", LEASE)
             assert mine.job is not None
@@ -374,22 +407,22 @@ class StorageConformance(Conformance):
             job = await there(storage, "j")
             assert (job.status, job.checkpoint, job.lease_left) == ("paused", at("c"), None)
 
+    @of(Leases)
     async def test_only_a_running_job_can_be_claimed(self, open_storage: OpenStorage) -> None:
         """A paused or finished one answers what it is."""
         async with entered(open_storage()) as storage:
-            needs(storage, Leases)
             await storage.set_checkpoint("j", at())
             for status in ("idle", "paused", "complete", "error"):
                 await storage.set_status("j", status)
                 claim = await storage.claim_job("j", LEASE)
                 assert not claim.taken and claim.busy is None and claim.job is not None and claim.job.status == status
 
+    @of(Leases)
     async def test_a_lease_that_ran_out_can_be_taken_and_counts_as_a_death(self, open_storage: OpenStorage, pass_time: PassTime | None) -> None:
         """The old owner can neither renew nor write."""
         if pass_time is None:
             pytest.skip("no `pass_time`")
         async with entered(open_storage()) as storage:
-            needs(storage, Leases)
             await storage.set_status("j", "running")
             await storage.set_checkpoint("j", at())
             old = await storage.claim_job("j", LEASE)
@@ -405,6 +438,7 @@ class StorageConformance(Conformance):
             pass_time(LEASE - timedelta(seconds=1))
             assert (await storage.claim_job("j", LEASE)).busy == timedelta(seconds=1)
 
+    @of(KeepsAdvances)
     async def test_an_advance_is_taken_by_one_and_comes_again_if_it_is_not_dropped(
         self, open_storage: OpenStorage, pass_time: PassTime | None
     ) -> None:
@@ -412,7 +446,6 @@ class StorageConformance(Conformance):
         if pass_time is None:
             pytest.skip("no `pass_time`")
         async with entered(open_storage()) as storage:
-            needs(storage, KeepsAdvances)
             await storage.put_advance("later", timedelta(seconds=100))
             await storage.put_advance("second", timedelta(seconds=2))
             await storage.put_advance("first", timedelta(seconds=9))
@@ -434,11 +467,10 @@ class StorageConformance(Conformance):
             await storage.drop_advance(again[1])
             assert [each.job_id for each in await storage.take_advances(limit=5, hold=LEASE)] == ["second"], "what was put anew was dropped"
 
+    @of(KeepsAdvances, CommitsOutcomes)
     async def test_an_outcome_replaces_the_advance(self, open_storage: OpenStorage) -> None:
         """The next one in the same write; none, and the old one is gone."""
         async with entered(open_storage()) as storage:
-            needs(storage, KeepsAdvances)
-            needs(storage, CommitsOutcomes)
             await storage.commit_outcome(Outcome("j", 0, status="running", checkpoint=at(), advance=timedelta(0)))
             [taken] = await storage.take_advances(limit=1, hold=LEASE)
             await storage.commit_outcome(Outcome("j", 1, checkpoint=at("b"), advance=timedelta(0)))
