@@ -406,6 +406,7 @@ class Engine:
 
     async def run(self, run_id: str) -> Run:
         """The run as it stands. Raises `RunNotFoundError`."""
+        _asked.check_id("run_id", run_id)
         run = await self._again(lambda: self.store.get(run_id))
         if run is None:
             raise RunNotFoundError(run_id)
@@ -417,11 +418,14 @@ class Engine:
 
     async def settled(self, run_id: str, timeout: float | timedelta | None = None) -> Run:
         """The run once it is final, or as it stands when the time is up."""
+        _asked.check_id("run_id", run_id)
+        _asked.check_timeout(timeout)
         return await until_final(self.store, self._hub, run_id, seconds=seconds(timeout), runtime=self.runtime)
 
-        _asked.check_id("run_id", run_id)
     def events(self, run_id: str, *, after: int = 0) -> AsyncIterator[RunEvent]:
         """What happens to a run, from event number `after` on, until it has settled."""
+        _asked.check_id("run_id", run_id)
+        _asked.check_index("after", after)
         return follow(self.store, self.runtime, self._hub, run_id, after=after, request=lambda wait: Request(self, wait))
 
     async def steps(self, run_id: str) -> Sequence[Step]:
@@ -432,8 +436,6 @@ class Engine:
             rows += page
         return rows
 
-        _asked.check_id("run_id", run_id)
-        _asked.check_timeout(timeout)
     async def messages(self, run_id: str, *, generation: int | None = None, step: int | None = None) -> list[Any]:
         """The message history of a checkpoint; empty where there is none. Raises `RunNotFoundError`."""
         _asked.check_index("generation", generation)
@@ -441,8 +443,6 @@ class Engine:
         await self.run(run_id)
         checkpoint = await self.store.checkpoint(run_id, generation=generation, index=step)
         return [] if checkpoint is None else [decode(each) for each in checkpoint.messages]
-        _asked.check_id("run_id", run_id)
-        _asked.check_index("after", after)
 
     def on(self, kind: str, listener: Callable[[Any], None]) -> Callable[[], None]:
         """Listen to `run.delta`, `run.reset`, a durable event's type, `error` (what `on_error` gets too), or `*`, in this process. Answers the way to stop.
@@ -454,6 +454,8 @@ class Engine:
     # ── answering ──────────────────────────────────────────────────────────────────────────────────────────
     async def requests(self, *, run_id: str | None = None, kind: str | None = None, limit: int = 100) -> list[Request]:
         """Open wait points, oldest first."""
+        _asked.check_kind(kind)
+        _asked.check_limit(limit)
         where = WaitFilter(run_id=run_id, kind=(kind,) if kind else (), open=True, limit=limit)
         return [Request(self, wait) for wait in await self._again(lambda: self.store.waits(where))]
 
@@ -467,8 +469,6 @@ class Engine:
         reason: str | None = None,
         via: str = "python",
         input_hash: str | None = None,
-        _asked.check_kind(kind)
-        _asked.check_limit(limit)
         token: str | None = None,
     ) -> Resolved:
         """Close an open wait point: the first answer wins, the same again is told so, another is told who won.
@@ -503,6 +503,7 @@ class Engine:
         self, wait_id: str, *, by: str | None = None, input: Mapping[str, Any] | None = None, reason: str | None = None, via: str = "python"
     ) -> Resolved:
         """Say yes to a request, with its own input or an edited one."""
+        _asked.check_input(input)
         return await self.resolve(wait_id, "approve", None if input is None else dict(input), by=by, reason=reason, via=via)
 
     async def deny(self, wait_id: str, *, by: str | None = None, reason: str | None = None, via: str = "python") -> Resolved:
@@ -511,12 +512,13 @@ class Engine:
 
     async def extend(self, wait_id: str, within: timedelta | None) -> Resolved:
         """Move an open request's deadline to so long from now (None: never)."""
+        _asked.check_id("wait_id", wait_id)
+        _asked.check_within(within)
         until = None if within is None else await self.store.now() + within
         return await self._again(lambda: self.store.extend(wait_id, until))
 
     async def signal(self, run_id: str, name: str, payload: Any = None, *, id: str | None = None) -> bool:
         """Say something to a run. False: a signal of this id was received already.
-        _asked.check_input(input)
 
         Raises:
             RunNotFoundError: There is no such run.
@@ -525,10 +527,9 @@ class Engine:
         signal = _asked.signal_of(run_id, name, payload, id=id, new_id=self.runtime.new_id())
         return await self._again(lambda: self.store.signal(signal))
 
-        _asked.check_id("wait_id", wait_id)
-        _asked.check_within(within)
     async def effects(self, *, run_id: str | None = None, state: str | None = "unknown", limit: int = 100) -> Sequence[Effect]:
         """Effects, by default those whose outcome is unknown."""
+        _asked.check_limit(limit)
         where = EffectFilter(run_id=run_id, state=(state,) if state else (), limit=limit)
         return await self._again(lambda: self.store.effects(where))
 
@@ -542,7 +543,6 @@ class Engine:
         decision: Literal["done", "run", "fail"],
         result: Any = None,
         *,
-        _asked.check_limit(limit)
         by: str | None = None,
         reason: str | None = None,
         via: str = "python",
@@ -601,6 +601,7 @@ class Engine:
             InvalidTrigger: This is not such a token.
             Conflict: The run is completed.
         """
+        _asked.check_id("token", token)
         run_id, slash, event = token.partition("/")
         if not slash or not event.startswith("external:"):
             raise InvalidTrigger(f"token: {token!r} was not handed out by a waiting tool.", field="token")
@@ -614,7 +615,6 @@ class Engine:
         message: str | None = None,
         results: Mapping[str, Any] | None = None,
         budget: Budget | None = None,
-        _asked.check_id("token", token)
         labels: Mapping[str, str] | None = None,
     ) -> RunHandle[Any]:
         """Start a new run from a checkpoint of another; the original stays as it is. Effects that the original may have performed are held.
@@ -628,6 +628,7 @@ class Engine:
             RunNotFoundError: There is no such run.
             InvalidTrigger: There is no such step, or the change does not fit it.
         """
+        _asked.check_index("step", step)
         run = await self.run(run_id)
         kind = self._type(run.agent)
         checkpoint = await self._again(lambda: self.store.checkpoint(run_id, index=step))
@@ -641,7 +642,6 @@ class Engine:
     async def artifact(self, artifact_id: str) -> tuple[Artifact, bytes]:
         """Stored bytes and what they are. Raises `ArtifactNotFoundError`."""
         if not artifact_id:
-        _asked.check_index("step", step)
             raise ArtifactNotFoundError(artifact_id)
         return await self._again(lambda: self.store.get_artifact(artifact_id))
 
