@@ -21,12 +21,12 @@ from perdure.testing.models import ScriptedModel, StrictProvider, call, calls, s
 from perdure.testing.simulation._loop import Shuffled, SimLoop, tidy
 from perdure.testing.simulation._runtime import SimRuntime
 
-ORDERS = int(os.environ.get("PERDURE_TEST_ORDERS", "100"))
+ORDERS = int(os.environ.get("PERDURE_TEST_ORDERS", "40"))
 """How many orders are tried on each store; before a release a thousand."""
 STEP = 0.0005
-"""How closely somebody who waits for the request looks: some 25 callbacks."""
-
-pytestmark = pytest.mark.nightly
+"""How closely somebody who waits for the request looks when it may come at any moment: some 25 callbacks."""
+COARSE = 0.05
+"""How closely they look while the other tool is still at work."""
 
 
 class Order:
@@ -58,6 +58,7 @@ class Order:
             await here.sleep(work)
             return "worked"
 
+        self.at_work_until = self.runtime.monotonic() + work
         self.worker = Engine(stores[0], runtime=here)
         self.desk = Engine(stores[1], runtime=self.runtime, workers=0, tick=None)
         self.worker.agent(agent)
@@ -87,7 +88,8 @@ class Order:
 
     async def _answer(self, run_id: str, seconds: float) -> None:
         while not (requests := [each for each in await self.desk.requests(run_id=run_id) if each.kind == "approval"]):
-            await self.runtime.sleep(STEP)
+            # Looking is what costs the most here, so nobody looks closely at a request that can't be there yet.
+            await self.runtime.sleep(COARSE if self.runtime.monotonic() + COARSE < self.at_work_until else STEP)
         await self.runtime.sleep(seconds)
         assert (await requests[0].approve(by="eva")).outcome is ResolveOutcome.RESOLVED
         assert (await requests[0].approve(by="kim")).outcome is ResolveOutcome.ALREADY
