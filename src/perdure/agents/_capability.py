@@ -28,10 +28,11 @@ from pydantic_ai.exceptions import (
 from pydantic_ai.messages import AgentStreamEvent, ModelMessage, ModelResponse, ToolCallPart
 from pydantic_ai.models import ModelRequestContext
 from pydantic_ai.output import OutputContext
+from pydantic_ai.run import AgentRunResult
 from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, ToolApproved, ToolDefinition, ToolDenied
 from pydantic_ai.toolsets import AbstractToolset, FunctionToolset, ToolsetTool, WrapperToolset
 
-from perdure.agents._faults import StreamCut, describe, is_whole
+from perdure.agents._faults import StreamCut, contained, describe, is_whole
 from perdure.agents._turn import Call, Decision, Host
 from perdure.agents._values import is_envelope, revive
 from perdure.core.codec import clean
@@ -155,6 +156,12 @@ class Outer(Deaf):
     def get_ordering(self) -> CapabilityOrdering:
         return CapabilityOrdering(position="outermost")
 
+    async def wrap_run(self, ctx: RunContext[Any], *, handler: Callable[[], Awaitable[AgentRunResult[Any]]]) -> AgentRunResult[Any]:
+        return await contained(handler())
+
+    async def wrap_node_run(self, ctx: RunContext[Any], *, node: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
+        return await contained(handler(node))
+
     async def wrap_model_request(
         self, ctx: RunContext[Any], *, request_context: ModelRequestContext, handler: Callable[[ModelRequestContext], Awaitable[ModelResponse]]
     ) -> ModelResponse:
@@ -164,7 +171,7 @@ class Outer(Deaf):
             # The history ends on this response: it is processed again, not asked for again.
             link.stored = None
             return stored
-        response = await handler(request_context)
+        response = await contained(handler(request_context))
         if not is_whole(response, request_context.model):
             raise StreamCut("The stream ended without the provider's finish part.")
         return await link.accept(response)
@@ -214,7 +221,7 @@ class Outer(Deaf):
         self, ctx: RunContext[Any], *, output_context: OutputContext, output: Any, handler: Callable[[Any], Awaitable[Any]]
     ) -> Any:
         self.link.output_retries = ctx.max_retries
-        return await handler(output)
+        return await contained(handler(output))
 
     async def wrap_output_process(
         self, ctx: RunContext[Any], *, output_context: OutputContext, output: Any, handler: Callable[[Any], Awaitable[Any]]
@@ -222,7 +229,7 @@ class Outer(Deaf):
         self.link.output_retries = ctx.max_retries
         if self.link.parked is not None:
             raise self.link.parked
-        return await handler(output)
+        return await contained(handler(output))
 
 
 class Inner(Deaf):

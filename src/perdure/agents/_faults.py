@@ -13,10 +13,10 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 from pydantic_ai.exceptions import (
     FallbackExceptionGroup,
@@ -33,6 +33,9 @@ from pydantic_ai.messages import ModelResponse
 from pydantic_ai.models import Model
 
 from perdure.core.codec import clean_text
+from perdure.core.errors import ExecutionError
+
+T = TypeVar("T")
 
 TRANSIENT: Final = (ModelRateLimitError, ModelUnavailableError, ModelServerError, ModelConnectionError, ModelRequestTimeout)
 TRANSIENT_STATUS: Final = frozenset({408, 409, 425, 429})
@@ -189,3 +192,28 @@ def describe(error: BaseException) -> str:
     if len(text) > WORDS_MAX:
         text = f"{text[:WORDS_MAX]}… ({len(text)} characters)"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+async def contained(work: Awaitable[T]) -> T:
+    """Wait for code of the user's. What would end more than the run that it works for is an error of it: `sys.exit()` in a task ends the whole event loop, and
+    `GeneratorExit` whatever awaits the task.
+
+    Raises:
+        ExecutionError: In place of those two.
+    """
+    task = asyncio.current_task()
+    try:
+        return await work
+    except SystemExit as error:
+        raise ExecutionError(f"The agent's own code raised {describe(error)}.", code="internal") from error
+    except GeneratorExit as error:
+        if _task_at_work() is not task:
+            raise  # nobody raised it: whoever held this coroutine has closed it
+        raise ExecutionError("The agent's own code raised GeneratorExit.", code="internal") from error
+
+
+def _task_at_work() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -32,7 +33,7 @@ from perdure.core import given
 from perdure.core.budget import Budget
 from perdure.core.codec import clean, fingerprint
 from perdure.core.errors import ConfigurationError, ExecutionError, InvalidTrigger, PerdureError
-from perdure.core.limits import DEPTH_MAX, NAME_MAX
+from perdure.core.limits import DEPTH_MAX, LEAVE_PATIENCE, NAME_MAX
 from perdure.core.runtime import Runtime
 from perdure.core.trigger import TriggerEnvelope
 from perdure.effects import declared
@@ -215,7 +216,7 @@ class Registration:
             ExecutionError: `setup_failed`: deps, a tool factory, `render` or a toolset raised.
             ArtifactNotFoundError: An attachment is gone.
         """
-        async with AsyncExitStack() as stack:
+        async with _closed_in_time() as stack:
             with _setting_up("deps"):
                 deps = await _made(self.deps, current, stack) if _is_function(self.deps) else self.deps
             with _setting_up("toolset"):
@@ -347,6 +348,30 @@ def _invalid(agent: str, error: ValidationError) -> InvalidTrigger:
     return InvalidTrigger(f"Agent {agent!r}: {where}: {first['message']}", field=first["field"], errors=errors)
 
 
+@asynccontextmanager
+async def _closed_in_time() -> AsyncGenerator[AsyncExitStack]:
+    """A stack that takes at most `LEAVE_PATIENCE` to close. An error that closes it is told as it is, even if something hangs then.
+
+    Raises:
+        TimeoutError: What hung was left behind.
+    """
+    error: BaseException | None = None
+    limit = asyncio.timeout(None)
+    try:
+        async with limit, AsyncExitStack() as stack:
+            try:
+                yield stack
+            except BaseException as raised:
+                error = raised
+                raise
+            finally:
+                limit.reschedule(asyncio.get_running_loop().time() + LEAVE_PATIENCE.total_seconds())
+    except TimeoutError as late:
+        if error is not None and limit.expired():
+            raise error from late
+        raise
+
+
 def _readable_twice(value: Any, path: str = "payload", depth: int = 0) -> Any:
     """The value, unless its plain containers hold what is read only once, or each other without end: Pydantic would read those to their end, if they have one."""
     if depth > DEPTH_MAX:
@@ -357,8 +382,8 @@ def _readable_twice(value: Any, path: str = "payload", depth: int = 0) -> Any:
     elif isinstance(value, (list, tuple)):
         for at, each in enumerate(cast("Sequence[Any]", value)):
             _readable_twice(each, f"{path}[{at}]", depth + 1)
-    elif hasattr(cast(Any, value), "__next__"):
-        raise InvalidTrigger(f"{path}: a {type(cast(Any, value)).__qualname__} is read only once. Give plain data, such as a list.", field=path)
+    elif hasattr(value, "__next__"):
+        raise InvalidTrigger(f"{path}: a {type(value).__qualname__} is read only once. Give plain data, such as a list.", field=path)
     return cast(Any, value)
 
 
@@ -394,5 +419,5 @@ class _setting_up:
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, PerdureError):
+        if isinstance(error, (Exception, SystemExit)) and not isinstance(error, PerdureError):
             raise ExecutionError(f"{self._what} raised {describe(error)}", code="setup_failed") from error

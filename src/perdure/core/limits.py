@@ -38,6 +38,9 @@ INLINE_MAX: Final = 256 * 1024
 PREVIEW_CHARS: Final = 2_000
 """Characters of a large value that the history keeps as its preview."""
 
+LEAVE_PATIENCE: Final = timedelta(seconds=30)
+"""How long an agent's deps and toolsets may take to close once it is known what the run came to. A run is not held by what hangs on the way out."""
+
 DEPTH_MAX: Final = 100
 """Levels of a stored value. What reads it back and shows it to a model is recursive, and gives up at about twice that."""
 

@@ -89,13 +89,10 @@ class AgentJob:
             return history
         try:
             async with AsyncExitStack() as stack:
-                await self._open(stack, history)
-                await self._carry(self._session)
+                await self._carry(stack, history)
         except (Rest, WriteRefused):
             pass
         except (Exception, SystemExit, GeneratorExit) as error:
-            if self._outcome is None:
-                return self._failed(error)
             if error is not self._error:
                 # What came of the run is known by now, and it may hold the record of an effect.
                 logger.exception("leaving the deps of run %s raised; what the run came to stays", self._run.id)
@@ -104,10 +101,11 @@ class AgentJob:
         assert self._outcome is not None
         return self._outcome
 
-    async def _carry(self, session: Session) -> None:
+    async def _carry(self, stack: AsyncExitStack, history: list[Any]) -> None:
         """The loop, and what came of it, told before the deps are left. They see the error, as they would without us."""
         try:
-            self._outcome = await self._loop(session)
+            await self._open(stack, history)
+            self._outcome = await self._loop(self._session)
         except Rest as rest:
             self._outcome = rest.write
             raise

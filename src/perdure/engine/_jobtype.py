@@ -23,7 +23,10 @@ class Job(Protocol):
         ...
 
     async def wind_down(self, grace: timedelta) -> Write:
-        """After `run` was cut off: let effects in flight be recorded for up to `grace`, and answer what is finished and not yet written (no ending)."""
+        """After `run` was cut off: let effects in flight be recorded for up to `grace`, and answer what is finished and not yet written (no ending, unless it was known).
+
+        With an ending, that is what the run came to: it was cut off while it was tidying up.
+        """
         ...
 
 

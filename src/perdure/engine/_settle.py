@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from perdure.agents import describe
 from perdure.core.budget import Budget, Limit, OnLimit
+from perdure.core.codec import clean, clean_text
 from perdure.core.commit import Ending, Release, Settle
-from perdure.core.errors import PerdureError, StoreUnavailable
+from perdure.core.errors import PerdureError, StoreUnavailable, UnserializableError
 from perdure.core.limits import STORE_AWAY
 from perdure.core.run import RunError, RunStatus
 
@@ -16,7 +18,8 @@ def completed(output: Any, finish_reason: str | None = "stop") -> Settle:
 
 
 def failed(code: str, message: str, **details: Any) -> Settle:
-    return Settle(RunStatus.FAILED, error=RunError(code, message, details), finish_reason="error")
+    """The run's last word. Whatever the message quotes, it is one that every store takes."""
+    return Settle(RunStatus.FAILED, error=RunError(code, clean_text(message), _plain(details)), finish_reason="error")
 
 
 def cancelled() -> Settle:
@@ -32,8 +35,14 @@ def from_error(error: BaseException) -> Ending:
         return Release("retry_after", STORE_AWAY)
     if isinstance(error, PerdureError):
         return failed(error.code, error.message, **error.details)
-    text = str(error) or "no message"
-    return failed("internal", f"{type(error).__name__}: {text}")
+    return failed("internal", describe(error))
+
+
+def _plain(details: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return clean(details)
+    except UnserializableError:
+        return {}
 
 
 def on_limit(budget: Budget, *, text_output: bool) -> OnLimit:

@@ -317,12 +317,16 @@ class Worker:
         if work.done() and execution.stop.reason is None:
             # Nobody stopped it: handed back, it would end in the same way again and again.
             left = await job.wind_down(self._env.effect_grace)
+            if left.ending is not None:
+                return left  # what the run came to was known: only its deps were still being left
             return left + Write(
                 ending=_settle.failed("internal", "The execution was cancelled from inside: by a tool, a hook or the model's client.")
             )
         reason = execution.stop.reason or "drain"
         grace = timedelta(0) if reason == "lease_lost" else self._env.effect_grace
         left = await job.wind_down(grace)
+        if left.ending is not None:
+            return left
         return left + Write(ending=self._ending(execution, execution.stop.reason or reason))
 
     def _ending(self, execution: Execution, reason: AbortReason) -> Ending:
