@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal, Protocol
 
+from perdure.core import given
 from perdure.core.artifact import Artifact
 from perdure.core.codec import clean_text
 from perdure.core.errors import ConfigurationError, Suspend
+from perdure.core.limits import SPAN_MAX
 from perdure.core.trigger import TriggerEnvelope
 
 
@@ -133,12 +135,11 @@ class Wait(Suspend):
         child: str | None = None,
     ) -> None:
         super().__init__(f"This tool waits for {name or until or child}. Raise it; never catch it.")
-        if name is not None and (not isinstance(name, str) or not name):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigurationError(f"Wait.event({name!r}): the event's name is a text of at least one character.")
-        if isinstance(until, datetime) and until.tzinfo is None:
-            raise ConfigurationError(f"Wait: {until.isoformat()} has no time zone. Write datetime.now(UTC) + …, or a timedelta.")
-        if until is not None and not isinstance(until, (datetime, timedelta)):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigurationError(f"Wait: {until!r} is neither a datetime with a time zone nor a timedelta.")
+        wrong = {"event": _wrong_name, "timer": _wrong_time, "child": given.name_of_a_row}[kind]
+        what = {"event": name, "timer": until, "child": child}[kind]
+        for value, fault in ((what, wrong(what)), (until, None if until is None else _wrong_time(until))):
+            if fault is not None:
+                raise ConfigurationError(f"Wait({given.shown(value)}): it {fault}.")
         self.kind, self.name, self.until_, self.child = kind, None if name is None else clean_text(name), until, child
 
     @classmethod
@@ -155,3 +156,16 @@ class Wait(Suspend):
     def run(cls, run_id: str) -> Wait:
         """Wait for another run to settle; its outcome is the tool's result."""
         return cls("child", child=run_id)
+
+
+def _wrong_name(name: Any) -> str | None:
+    return given.text(name)
+
+
+def _wrong_time(until: Any) -> str | None:
+    if isinstance(until, datetime):
+        return given.moment(until)
+    if not isinstance(until, timedelta):
+        return f"must be a datetime with a time zone or a timedelta, not {given.shown(until)}"
+    # A moment that has passed is over at once; one that no calendar has never comes.
+    return None if until < timedelta(0) and until >= -SPAN_MAX else given.span(until)

@@ -6,11 +6,13 @@ with `approve(…)` by `|`. The user's function is never wrapped.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final, Literal, cast
 
+from perdure.core import given
 from perdure.core.effect import Scope, Unknown, stricter
 from perdure.core.errors import ConfigurationError
 
@@ -31,12 +33,24 @@ class Retry:
     longest: timedelta = timedelta(minutes=5)
 
     def __post_init__(self) -> None:
-        if self.attempts < 1:
-            raise ConfigurationError(f"Retry(attempts={self.attempts}): at least one attempt is needed.")
+        factor: Any = self.factor
+        number = isinstance(factor, (int, float)) and not isinstance(factor, bool) and 0 < factor < 1_000
+        for name, wrong in (
+            ("attempts", given.whole(self.attempts, least=1)),
+            ("backoff", given.span(self.backoff)),
+            ("factor", None if number else "must be a number above 0"),
+            ("longest", given.span(self.longest)),
+        ):
+            if wrong is not None:
+                raise ConfigurationError(f"Retry({name}={given.shown(getattr(self, name))}): it {wrong}.")
 
     def delay(self, tried: int) -> float:
         """Seconds before the try that follows `tried` tries."""
-        return min(self.backoff.total_seconds() * self.factor ** (tried - 1), self.longest.total_seconds())
+        longest = self.longest.total_seconds()
+        try:
+            return min(self.backoff.total_seconds() * self.factor ** (tried - 1), longest)
+        except OverflowError:
+            return longest
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +144,7 @@ def effect(
     Raises:
         ConfigurationError: `unknown` is none of the above.
     """
+    _check_types(certain, key, scope, retries, timeout)
     verify: Verify | None = None
     if unknown == "transaction":
         word: Unknown = "retry"  # what has no record by the end has not happened, so it may run again
@@ -140,6 +155,27 @@ def effect(
     else:
         raise ConfigurationError(f"effect(unknown={unknown!r}): use 'ask', 'retry', 'transaction', or an async function that asks the outside world.")
     return {EFFECT: EffectRule(word, verify, certain, key, scope, retries, independent, timeout, unknown == "transaction")}
+
+
+def _check_types(certain: Any, key: Any, scope: Any, retries: Any, timeout: Any) -> None:
+    listed: list[Any] | None = list(cast("tuple[Any, ...]", certain)) if isinstance(certain, tuple) else None
+    classes = listed is not None and all(isinstance(each, type) and issubclass(each, Exception) for each in listed)
+    async_key = inspect.iscoroutinefunction(key)
+    faults: dict[str, tuple[Any, str | None]] = {
+        "certain": (cast(object, certain), None if classes else "takes a tuple of exception classes"),
+        "key": (
+            key,
+            None
+            if key is None or (callable(key) and not async_key) or (isinstance(key, str) and key)
+            else "takes an argument's name, or a function (not async) of the call",
+        ),
+        "scope": (scope, None if scope in ("run", "thread", "agent") else "takes 'run', 'thread' or 'agent'"),
+        "retries": (retries, None if retries is None or isinstance(retries, Retry) else "takes Retry(…)"),
+        "timeout": (timeout, None if timeout is None else given.span(timeout, positive=True)),
+    }
+    for name, (value, wrong) in faults.items():
+        if wrong is not None:
+            raise ConfigurationError(f"effect({name}={given.shown(value)}): it {wrong}.")
 
 
 def plain() -> dict[str, Any]:

@@ -285,24 +285,49 @@ def test_a_log_line_never_holds_up_a_run(sim: Any, value: Any) -> None:
     sim.run(main)
 
 
-@pytest.mark.parametrize("make", [lambda: Wait.until(datetime(2030, 1, 1)), lambda: Wait.event(""), lambda: Wait.event("x", expires="soon")])  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Wait.until(datetime(2030, 1, 1)),
+        lambda: Wait.until(timedelta.max),
+        lambda: Wait.until(timedelta.min),
+        lambda: Wait.until(5),  # type: ignore[arg-type]
+        lambda: Wait.until(None),  # type: ignore[arg-type]
+        lambda: Wait.event(""),
+        lambda: Wait.event(5),  # type: ignore[arg-type]
+        lambda: Wait.event(None),  # type: ignore[arg-type]
+        lambda: Wait.event("x" * 1_000),
+        lambda: Wait.event("x", expires="soon"),  # type: ignore[arg-type]
+        lambda: Wait.event("x", expires=datetime(2030, 1, 1)),
+        lambda: Wait.run(5),  # type: ignore[arg-type]
+        lambda: Wait.run(""),
+        lambda: Wait.run("a\x00b"),
+    ],
+)
 def test_a_wait_that_means_nothing_is_refused_where_it_is_written(make: Callable[[], Wait]) -> None:
-    """A time without a zone, an event without a name."""
+    """A time without a zone or beyond every calendar, an event without a name, a run that can be none."""
     with pytest.raises(ConfigurationError):
         make()
 
 
-def test_a_wait_beyond_the_calendar_fails_the_tool_and_no_run_sticks(sim: Any) -> None:
-    """What the engine cannot write ends the run with that error; it is not tried again and again until the run counts as poisoned."""
+def test_a_wait_beyond_the_calendar_leaves_a_question_in_an_effect(sim: Any) -> None:
+    """It is refused where the tool writes it; what the tool did before that line nobody knows."""
+
+    async def deed() -> str:
+        raise Wait.until(timedelta.max)
 
     async def main() -> None:
         engine = sim.engine()
-        shop = engine.agent(agent_with(raises(Wait.until(timedelta.max)), effect()))
+        shop = engine.agent(agent_with(deed, effect()))
         async with engine:
             run = await shop.start({})
-            settled = await engine.settled(run.id, 60)
-            assert settled.status.final
-            assert settled.deaths == 0
+            while await run.status() is not RunStatus.WAITING:
+                await sim.runtime.sleep(0.1)
+            [request] = await run.requests()
+            assert "SPAN_MAX" in str(request.wait.row.data["error"])
+            await request.answer("fail")
+            assert await run.result(60) == "done"
+            assert (await run.run()).deaths == 0
 
     sim.run(main)
 

@@ -94,7 +94,7 @@ OPTIONS: list[tuple[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("option", OPTIONS, ids=lambda each: f"{each[0]}-{type(each[1]).__name__}")
+@pytest.mark.parametrize("option", OPTIONS, ids=[f"{at}-{each[0]}" for at, each in enumerate(OPTIONS)])
 def test_an_option_of_a_start_that_is_none_is_refused_by_its_name(address: str, option: tuple[str, Any]) -> None:
     """Whatever its type: the field is named, in the message too, and no run is there."""
     name, value = option
@@ -150,7 +150,7 @@ def test_a_validator_of_the_payload_that_raises_anything_refuses_the_payload(add
     assert runs == 0
 
 
-@pytest.mark.parametrize("timeout", ["soon", float("nan"), True, b"1", object(), [1]])
+@pytest.mark.parametrize("timeout", ["soon", float("nan"), True, b"1", object(), [1]], ids=lambda each: type(each).__name__)
 def test_a_time_to_wait_that_is_none_is_refused_before_the_run_is_there(address: str, timeout: Any) -> None:
     """`run(…, timeout=…)` starts nothing that nobody would wait for."""
     said, runs = asked(address, lambda _engine, shop: shop.run({}, timeout=timeout))
@@ -169,7 +169,7 @@ async def test_no_time_to_wait_is_an_answer_at_once(timeout: Any) -> None:
         assert (await engine.settled(run.id, timeout)).status is RunStatus.PENDING
 
 
-@pytest.mark.parametrize("timeout", [float("inf"), 1e300, 10**400, timedelta.max])
+@pytest.mark.parametrize("timeout", [float("inf"), 1e300, 10**400, timedelta.max], ids=["inf", "float", "int", "timedelta"])
 async def test_a_time_beyond_every_calendar_is_as_long_as_it_takes(timeout: Any) -> None:
     """It neither overflows nor ends at once."""
     engine = Engine("memory://")
@@ -188,7 +188,7 @@ BUDGETS: list[tuple[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("limit", BUDGETS, ids=lambda each: f"{each[0]}-{type(each[1]).__name__}")
+@pytest.mark.parametrize("limit", BUDGETS, ids=[f"{at}-{each[0]}" for at, each in enumerate(BUDGETS)])
 def test_a_limit_that_is_none_is_refused_where_it_is_written(limit: tuple[str, Any]) -> None:
     """A budget that can't be compared or stored never reaches a run."""
     with pytest.raises(ConfigurationError, match=limit[0]):

@@ -93,10 +93,18 @@ class Registration:
         name = self.name or self.agent.name
         if not name:
             raise ConfigurationError("This agent has no name. Give it one: Agent(…, name='support') or register(agent, name='support').")
+        if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may not be typed
+            raise ConfigurationError(f"The agent name must be a text, not {given.shown(name)}.")
         if len(name) > NAME_MAX or name != name.strip() or not name.isprintable():
             raise ConfigurationError(
                 f"The agent name {name[:NAME_MAX]!r} won't do: printable, without spaces around it, at most {NAME_MAX} characters."
             )
+        for option, wrong in (
+            ("version", given.words(self.version)),
+            ("budget", None if isinstance(self.budget, Budget) else f"must be a Budget, not {given.shown(self.budget)}"),  # pyright: ignore[reportUnnecessaryIsInstance]
+        ):
+            if wrong is not None:
+                raise ConfigurationError(f"Agent {name!r}: {option} {wrong}.")
         object.__setattr__(self, "name", name)
         try:
             object.__setattr__(self, "_input", TypeAdapter(self.input))
@@ -244,7 +252,13 @@ class Registration:
         if self.render is None:
             return start_message(trigger)
         rendered = self.render(trigger)
-        return await rendered if inspect.isawaitable(rendered) else rendered
+        prompt: Any = await rendered if inspect.isawaitable(rendered) else rendered
+        if not isinstance(prompt, (str, list, tuple)) or not prompt:
+            # With nothing to say the model would be asked about nothing, or about the end of somebody else's conversation.
+            raise ExecutionError(
+                f"render gave {given.shown(cast(object, prompt))}: it must give a text, or a list of texts and files.", code="setup_failed"
+            )
+        return cast(Prompt, prompt)
 
     # ── at registration ──────────────────────────────────────────────────────────────────────────────────────
 

@@ -11,6 +11,9 @@ MAX_STEPS_DEFAULT: Final = 50
 LEASE_DEFAULT: Final = timedelta(seconds=30)
 """How long a claim lasts without renewal. A dead worker's runs move after at most this."""
 
+LEASE_LEAST: Final = timedelta(milliseconds=1)
+"""A shorter lease would be over before its claim is answered."""
+
 LEASE_MARGIN: Final = 0.1
 """Share of the lease that a worker gives up of its own accord, so that it stops before anybody may take over."""
 

@@ -14,6 +14,7 @@ from perdure.context import CurrentRun
 from perdure.core.errors import ConfigurationError
 from perdure.core.limits import EFFECT_GRACE, MODEL_TRIES_MAX
 from perdure.effects import HeldEffects
+from perdure.engine import _settings
 from perdure.engine._attempt import AgentJob
 from perdure.engine._execution import Execution
 from perdure.engine._policy import Policy, Undeclared, policy_of
@@ -41,6 +42,10 @@ class AgentType:
         self.what, self.limit, self.history = what, limit, history
         self.name, self.version, self.budget = what.name, what.version, what.budget
         self.step_timeout, self.tool_timeout = step_timeout, tool_timeout
+        _settings.check_agent(
+            what.name, effects=effects, history=history, limit=limit, step_timeout=step_timeout, tool_timeout=tool_timeout,
+            model_tries=model_tries,
+        )  # fmt: skip
         self.model_tries, self.effect_grace = model_tries, effect_grace
         self.undeclared: Undeclared = "*" if effects == "*" else "plain"
         self.held_rule: HeldEffects = "ask" if effects == "*" else effects
@@ -48,8 +53,6 @@ class AgentType:
         self._check()
 
     def _check(self) -> None:
-        if self.limit is not None and self.limit < 1:
-            raise ConfigurationError(f"Agent {self.name!r}: limit={self.limit}. It takes a number of runs at once, from 1, or None.")
         if self.budget.on_limit == "stop" and not self.text_output:
             raise ConfigurationError(
                 f"Agent {self.name!r}: on_limit='stop' completes with the text so far, and this agent's output is not text. Use 'fail' or 'pause'."

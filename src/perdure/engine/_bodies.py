@@ -7,11 +7,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
-from perdure.agents import describe
+from perdure.agents import ToolFailed, describe
+from perdure.context import Wait
 from perdure.core.effect import EffectState, EffectWrite
-from perdure.core.errors import PerdureError
+from perdure.core.errors import NotFound, PerdureError, StoreUnavailable
 from perdure.core.runtime import Runtime
+from perdure.engine._execution import Execution
 from perdure.engine._facts import Known
+from perdure.engine._journal import WriteRefused
 
 Body = Callable[[], Awaitable[Any]]
 
@@ -32,6 +35,30 @@ async def bounded(runtime: Runtime, body: Body, limit: float | None) -> Any:
     work.add_done_callback(_forget)
     work.cancel()
     raise TimeoutError(f"longer than {limit:g} s")
+
+
+def really_waiting(execution: Execution, body: Body) -> Body:
+    """The body, whose wait for another run is one that can end: the run is there, and is another one."""
+
+    async def run() -> Any:
+        try:
+            return await body()
+        except Wait as wait:
+            if wait.child is None:
+                raise
+            if wait.child == execution.run.id:
+                raise ToolFailed(
+                    "This tool waits for its own run, which can't end before it: raise Wait.run(…) with the id that start() gave."
+                ) from None
+            try:
+                await execution.engine.run(wait.child)
+            except NotFound as missing:
+                raise ToolFailed(f"This tool waits for a run that is not there: {missing.message}") from None
+            except StoreUnavailable as error:
+                raise WriteRefused(error) from error
+            raise
+
+    return run
 
 
 def done(row: EffectWrite, known: Known) -> EffectWrite:

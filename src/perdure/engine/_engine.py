@@ -7,6 +7,7 @@ import inspect
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from copy import copy
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
@@ -50,6 +51,7 @@ from perdure.engine._news import RunEvent, follow, until_final
 from perdure.engine._notify import Link, Messenger, token_hash
 from perdure.engine._schema import schema_error
 from perdure.engine._worker import Env, Worker
+from perdure.engine._settings import check_engine
 from perdure.events import Hub
 from perdure.notifiers import Notifier
 from perdure.stores import Joined, JoiningStore, Store, open_store
@@ -103,10 +105,10 @@ class Engine:
         on_error: OnError | None = None,
         runtime: Runtime | None = None,
     ) -> None:
-        if workers < 0:
-            raise ConfigurationError(f"Engine(workers={workers}): use 0 to start runs without executing any here, or a positive number.")
-        if lease <= timedelta(0):
-            raise ConfigurationError(f"Engine(lease={lease!r}): a lease must be longer than 0.")
+        check_engine(
+            workers=workers, lease=lease, deaths_max=deaths_max, drain_grace=drain_grace, effect_grace=effect_grace,
+            tick=tick, poll=poll, notifiers=notifiers, link=link, on_error=on_error,
+        )  # fmt: skip
         self.runtime: Runtime = runtime or RealRuntime()
         self.store: Store = open_store(store, self.runtime) if isinstance(store, str) else store
         self._size, self._lease, self._deaths_max = workers, lease, deaths_max
@@ -170,7 +172,7 @@ class Engine:
             version=version,
             input=input,
             deps=deps,
-            tools=dict(tools or {}),
+            tools={} if tools is None else copy(tools),
             toolset=toolset,
             render=render,
             model=model,

@@ -26,7 +26,7 @@ from perdure.core.limits import EFFECT_GRACE
 from perdure.core.step import StepWrite
 from perdure.core.wait import ResolutionKind, WaitPoint, WaitWrite
 from perdure.effects import EffectRule, Happened, HeldEffects, NotDone
-from perdure.engine._bodies import Body, bounded, done, not_sent, reason
+from perdure.engine._bodies import Body, bounded, done, not_sent, really_waiting, reason
 from perdure.engine._calls import business_key, shown_to_callbacks
 from perdure.engine._execution import Execution
 from perdure.engine._facts import Known, StepFacts
@@ -104,7 +104,7 @@ class ToolDesk:
         if known is not None:
             return known.replay()
         self._go_on()
-        policy = self._policy(call)
+        policy, body = self._policy(call), really_waiting(self._execution, body)
         if not approved and self._must_ask(call, policy.approval):
             if policy.effect is not None and not self._decided(call):
                 self._stop_batch(call.position)
