@@ -76,6 +76,5 @@ def walked(postgres: PostgresServer) -> None:
     PostgresMachine.dsn = postgres.dsn
 
 
-# Nightly: a walk takes seconds on a real server, and the lease's clock there is the server's, which a busy machine lets run ahead of the model's.
-TestPostgresMachine = pytest.mark.nightly(pytest.mark.usefixtures("walked")(PostgresMachine.TestCase))
+TestPostgresMachine = pytest.mark.usefixtures("walked")(PostgresMachine.TestCase)
 TestPostgresMachine.settings = settings(max_examples=10, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))

@@ -82,7 +82,8 @@ def _free(row: Row, holders: list[Row], request: ClaimRequest) -> bool:
     if run.thread is not None and any(each.holds_thread and each.run.thread == run.thread for each in others):
         return False
     limit = request.agents[run.agent]
-    return limit is None or sum(each.holds and each.run.agent == run.agent for each in others) < limit
+    # One that has its place goes on with it, even where a limit came since that all places together exceed: else none of them ever could.
+    return limit is None or row.holds or sum(each.holds and each.run.agent == run.agent for each in others) < limit
 
 
 def _key_order(row: Row) -> tuple[bool, int]:

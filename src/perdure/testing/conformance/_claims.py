@@ -253,6 +253,21 @@ class HoldConformance(Conformance):
             assert len({run.concurrency_key for run in taken}) == len(taken)
             assert len({run.thread for run in taken}) == len(taken)
 
+    async def test_runs_that_have_a_place_go_on_under_a_smaller_limit(self, kit: Kit) -> None:
+        """A deploy lowered the limit below what had begun: those keep their places, or none of them could ever go on; a new one waits for room."""
+        async with kit.open() as store:
+            bench = Bench(store)
+            first, second = await bench.start("r1"), await bench.start("r2")
+            await first.commit(ending=DRAIN)
+            await second.commit(ending=DRAIN)
+            await bench.admit("r3")
+            limits: dict[str, int | None] = {"agent": 1}
+            assert await bench.claim(limits=limits, limit=5) == ["r1", "r2"]
+            await Owner(store, await bench.run("r1")).complete()
+            assert await bench.claim(limits=limits, limit=5) == [], "r2 has the one place"
+            await Owner(store, await bench.run("r2")).complete()
+            assert await bench.claim(limits=limits, limit=5) == ["r3"]
+
     async def test_a_limit_counts_all_workers_runs_of_the_agent(self, kit: Kit) -> None:
         """At most so many at once, within one batch and over batches."""
         async with kit.open() as store:
