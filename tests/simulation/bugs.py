@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic_ai.messages import ModelRequest, ModelResponse, ToolReturnPart
 
-from perdure.core.commit import Commit, Committed, Loaded, Outcome, Park, Resolve, Resolved, SweepRequest, Swept
+from perdure.core.commit import Admitted, Commit, Committed, Loaded, NewRun, Outcome, Park, Resolve, Resolved, SweepRequest, Swept
 from perdure.core.effect import EffectWrite
 from perdure.core.event import EventWrite
 from perdure.core.run import RunStatus
@@ -82,6 +82,18 @@ class StalePark(MemoryStore):
         row = self._moves.rows[commit.run_id]
         if answer.ok and isinstance(commit.ending, Park) and row.run.status is RunStatus.PENDING and row.current_waits():
             row.run = replace(row.run, status=RunStatus.WAITING)
+        return answer
+
+
+class HeadAtAdmission(MemoryStore):
+    """(12) A turn reads its thread's head when it is admitted; what is said between that and its claim is not there for it."""
+
+    async def admit(self, new: NewRun) -> Admitted:
+        answer = await super().admit(new)
+        row = self._moves.rows[answer.run.id]
+        if answer.created and row.run.thread is not None:
+            row.run = replace(row.run, head=self._moves.heads.get(row.run.thread))
+            row.head_generation = row.run.generation
         return answer
 
 
@@ -176,32 +188,47 @@ def partial_tail_is_a_request() -> Any:
     return patched(AgentJob, "_read_history", careless)
 
 
+def child_not_keyed() -> Any:
+    """(11) A child is started under a key of its own each time: a call that is entered again starts another one."""
+    from perdure.engine._tools import ToolDesk
+
+    old = ToolDesk.child_key
+
+    def another(self: ToolDesk, current: Any) -> str:
+        return f"{old(self, current)}/{self._execution.runtime.new_id()}"
+
+    return patched(ToolDesk, "child_key", another)
+
+
 @dataclass(frozen=True)
 class Bug:
     """A planted bug: where it is, and the promises that it breaks first on some seed."""
 
     name: str
     breaks: tuple[str, ...]
-    seed: int = 0
-    """A seed that showed it."""
+    seeds: tuple[int, ...]
+    """Seeds that show it, those that do so soonest first."""
     store: Callable[[SimRuntime], Store] | None = None
     patch: Callable[[], Any] | None = None
 
 
 BUGS = (
-    Bug("1 epoch dropped from the commit's condition", ("StaleWritesChangeNothing",), seed=9, store=EpochDropped),
-    Bug("2 sweep acts on a stale list", ("LeasesRunOut",), seed=1, store=StaleSweep),
-    Bug("3 started not acknowledged before the body", ("StartedBeforeBody", "EffectsHappenOnce"), patch=started_beside_the_body),
-    Bug("4 done of an effect buffered while the next starts", ("EffectsOneAtATime",), patch=done_is_buffered),
-    Bug("5 event shown before COMMIT", ("ShownAfterCommit",), patch=shown_before_commit),
-    Bug("6 lost reply retried without commit_no", ("StaleWritesChangeNothing",), seed=3, store=NoCommitNumber),
-    Bug("7 answer accepted at expires_at", ("ExpiryHolds",), store=AnswersAtTheEnd),
-    Bug("8 park decides from a stale read", ("RestIsOneRule",), seed=9, store=StalePark),
-    Bug("9 lease deadline counted from the reply", ("WorkStopsInTime",), seed=9, patch=lease_from_the_reply),
+    Bug("1 epoch dropped from the commit's condition", ("StaleWritesChangeNothing",), seeds=(32, 26, 17), store=EpochDropped),
+    Bug("2 sweep acts on a stale list", ("LeasesRunOut",), seeds=(4, 5, 1), store=StaleSweep),
+    Bug("3 started not acknowledged before the body", ("StartedBeforeBody", "EffectsHappenOnce"), seeds=(5, 2, 3), patch=started_beside_the_body),
+    Bug("4 done of an effect buffered while the next starts", ("EffectsOneAtATime",), seeds=(5, 2, 0), patch=done_is_buffered),
+    Bug("5 event shown before COMMIT", ("ShownAfterCommit",), seeds=(3, 2, 5), patch=shown_before_commit),
+    Bug("6 lost reply retried without commit_no", ("StaleWritesChangeNothing",), seeds=(12, 3, 37), store=NoCommitNumber),
+    Bug("7 answer accepted at expires_at", ("ExpiryHolds",), seeds=(50, 29, 45), store=AnswersAtTheEnd),
+    Bug("8 park decides from a stale read", ("RestIsOneRule",), seeds=(13, 31, 35), store=StalePark),
+    Bug("9 lease deadline counted from the reply", ("WorkStopsInTime",), seeds=(9, 32, 17), patch=lease_from_the_reply),
     Bug(
         "10 partial tail treated as a request",
         ("AnswersAreReal", "HistoriesStayValid", "SpendAddsUp", "EverythingComesToRest", "OnlyExplainedFailures"),
+        seeds=(1, 2, 6),
         patch=partial_tail_is_a_request,
     ),
+    Bug("11 child start not keyed", ("OrdersAreFilledOnce",), seeds=(14, 49, 54), patch=child_not_keyed),
+    Bug("12 thread head read at admission", ("ThreadsGoOn",), seeds=(9, 4, 7), store=HeadAtAdmission),
 )
 """The bugs, by the numbers of the list that the project keeps of them."""

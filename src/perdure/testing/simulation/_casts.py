@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -10,11 +11,12 @@ from pydantic import BaseModel
 from pydantic_ai import Agent
 
 from perdure.approvals import approve
-from perdure.context import Wait
+from perdure.context import Wait, current_run
 from perdure.core.budget import Budget
 from perdure.effects import EffectCall, Happened, NotDone, Retry, effect, plain
 from perdure.engine import Engine
 from perdure.testing.models import call, calls, say
+from perdure.testing.simulation._checkers import Rows
 from perdure.testing.simulation._play import Cast, Order
 from perdure.testing.simulation._stage import Part, Stage
 
@@ -159,11 +161,56 @@ def writer(engine: Engine, world: World) -> Part:
     return Part(engine.agent(agent, tools={"note": plain()}, budget=Budget(max_steps=2, on_limit="pause")), script)
 
 
+def manager(engine: Engine, world: World) -> Part:
+    """Two child runs, of which one asks people; it waits for both."""
+    agent = Agent("test", name="manager")
+
+    @agent.tool_plain
+    async def delegate(to: str) -> str:
+        raise Wait.run(await current_run().start(to, {"n": 0}))
+
+    script = [calls(call("delegate", to="poet"), call("delegate", to="clerk")), say("All is done.")]
+    return Part(engine.agent(agent, tools={"delegate": plain()}), script)
+
+
+def talker(engine: Engine, world: World) -> Part:
+    """Turns of one conversation: each sees those before it."""
+    return Part(engine.agent(Agent("test", name="talker"), history="thread"), lambda messages: say(f"Turn {len(messages)}."))
+
+
 MAKERS = (poet, triage, bank, clerk, courier, writer)
+FAMILY = (poet, clerk, manager, talker)
+FAMILY_SEEDS = 5
+"""One seed in so many is about runs that belong together: children and their parents, turns of a thread."""
 
 
 def cast_for(seed: int) -> Cast:
     """The agents, and the orders of this seed: some under keys, some sharing a concurrency key or a thread."""
+    return _family(seed) if seed % FAMILY_SEEDS == FAMILY_SEEDS - 1 else _strangers(seed)
+
+
+def _family(seed: int) -> Cast:
+    chance = random.Random(f"family/{seed}")
+    engine, world = Engine("memory://"), World()
+    parts = [make(engine, world) for make in FAMILY]
+    orders: list[Order] = []
+    for number in range(RUNS):
+        agent = chance.choice(["manager", "talker", "talker"])
+        thread = "talk" if agent == "talker" else None
+        orders.append(Order(agent, {"n": number}, at=round(chance.random() ** 2 * 20, 3), key=f"order-{number}", thread=thread))
+    return Cast(parts, orders, expects=children_once)
+
+
+def children_once(rows: Sequence[Rows]) -> Iterator[str]:
+    """A manager starts two children in each of its lives, however often its calls are entered."""
+    for parent in rows:
+        if parent.run.agent == "manager":
+            children = [each.run.id for each in rows if each.run.parent_run == parent.run.id]
+            if len(children) > 2 * parent.run.generation:
+                yield f"run {parent.run.id[-6:]} started {len(children)} children in {parent.run.generation} lives"
+
+
+def _strangers(seed: int) -> Cast:
     chance = random.Random(f"cast/{seed}")
     engine, world = Engine("memory://"), World()
     parts = [make(engine, world) for make in MAKERS]

@@ -248,6 +248,26 @@ class KeysAreHeldOnce(Checker):
                 del self._running[kind, name]
 
 
+class ThreadsGoOn(Checker):
+    """A turn begins where the newest completed turn of its thread has ended, as that stands when it is claimed."""
+
+    def __init__(self) -> None:
+        self._newest: dict[str, str] = {}
+        self._begun: set[tuple[str, int]] = set()
+
+    def written(self, change: Change) -> Iterator[str]:
+        run, before = change.after.run, change.before
+        if run.thread is None:
+            return
+        newest = self._newest.get(run.thread)
+        if run.status is RunStatus.RUNNING and (run.id, run.generation) not in self._begun:
+            self._begun.add((run.id, run.generation))
+            if run.head != newest:
+                yield f"a turn of thread {run.thread} begins after {run.head}; the newest completed one is {newest}"
+        if run.status is RunStatus.COMPLETED and (before is None or before.run.status is not run.status) and run.head == newest:
+            self._newest[run.thread] = run.id
+
+
 # ── what is written stays ──────────────────────────────────────────────────────────────────────────────────
 class NothingAcknowledgedIsLost(Checker):
     """What the store has acknowledged stays: steps, events, answers, checkpoints and outcomes are only ever added to."""
@@ -640,8 +660,8 @@ class EverythingComesToRest(Checker):
 
 
 ROW_CHECKERS: Final[tuple[type[Checker], ...]] = (
-    EpochsOnlyRise, OneOwner, StaleWritesChangeNothing, LeasesRunOut, WorkStopsInTime, KeysAreHeldOnce, NothingAcknowledgedIsLost, EventsAreGapFree,
-    StepsAreGapFree, ShownAfterCommit, KeysStartOneRun, OnlyLegalMoves, RestIsOneRule, OneSettlement, CancelsAreHonoured, WaitsResolveOnce, ExpiryHolds,
+    EpochsOnlyRise, OneOwner, StaleWritesChangeNothing, LeasesRunOut, WorkStopsInTime, KeysAreHeldOnce, ThreadsGoOn, NothingAcknowledgedIsLost,
+    EventsAreGapFree, StepsAreGapFree, ShownAfterCommit, KeysStartOneRun, OnlyLegalMoves, RestIsOneRule, OneSettlement, CancelsAreHonoured, WaitsResolveOnce, ExpiryHolds,
     SpendAddsUp, HistoriesStayValid, StepsAreDoneOnce, AnswersAreReal, EffectsHappenOnce, StartedBeforeBody, EffectsOneAtATime, NoEffectOutlivesItsClaim,
     EverythingComesToRest,
 )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
@@ -61,6 +61,8 @@ class Cast:
     orders: Sequence[Order]
     bind: Callable[[Stage], None] | None = None
     """Called with the stage before it opens, for tools that want to ask what really happened."""
+    expects: Callable[[Sequence[Rows]], Iterable[str]] | None = None
+    """Asked at rest what is wrong with all rows, beyond the promises that hold for every cast."""
 
 
 @dataclass(slots=True)
@@ -199,6 +201,8 @@ class Play:
         while self.stage.loop.time() < until and not self._settled(list(watch.rows.values())):  # noqa: ASYNC110 -- virtual time
             await asyncio.sleep(LOOK_SECONDS)
         watch.rest()
+        for message in self.cast.expects(list(watch.rows.values())) if self.cast.expects else ():
+            watch.blame("OrdersAreFilledOnce", message)
         for rows in watch.rows.values():
             self._explain(rows)
 
