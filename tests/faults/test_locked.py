@@ -18,7 +18,9 @@ from pydantic_ai import Agent
 
 from perdure import Engine, LeaseLostError, RunStatus, current_run, plain
 from perdure.core.errors import StoreUnavailable
-from perdure.stores.sqlite import _connection
+from perdure.pipeline import SqliteStorage, _sqlite_thread
+from perdure.stores.sqlite import SqliteStore, _connection
+from perdure.testing.conformance._bench import new_run
 from perdure.testing.models import ScriptedModel, call, calls, say
 
 RUNS = 12
@@ -114,3 +116,34 @@ async def test_a_lock_that_is_kept_past_the_lease_is_told_and_the_runs_go_on(imp
             assert await run.result(timeout=60) == "done"
         assert max([(await run.run()).epoch for run in runs]) > 1
     assert all(isinstance(error, StoreUnavailable | LeaseLostError) for error in desk.errors), desk.errors
+
+
+async def test_all_that_wait_for_a_lock_are_told_at_the_same_moment(impatient: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thirty writes wait for it a few times between them, not each for as long as one may wait."""
+    waits: list[int] = []
+    begin = _connection.Connection.begin
+    monkeypatch.setattr(_connection.Connection, "begin", lambda self: waits.append(1) or begin(self))
+    async with SqliteStore(tmp_path / "runs.db") as store:
+        waits.clear()
+        with stopped_in_a_write(tmp_path / "runs.db"):
+            told = await asyncio.gather(*(store.admit(new_run(f"r{n}")) for n in range(30)), return_exceptions=True)
+        assert all(isinstance(each, StoreUnavailable) for each in told)
+        assert len(waits) < 10
+        assert (await store.admit(new_run("r0"))).created, "nothing of the refused write was kept"
+
+
+async def test_jobs_of_a_pipeline_wait_for_a_lock_together_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused as one, and written when it is free."""
+    monkeypatch.setattr(_sqlite_thread, "BUSY_SECONDS", 0.2)
+    waits: list[int] = []
+    transaction = _sqlite_thread.SqliteThread._transaction
+    monkeypatch.setattr(_sqlite_thread.SqliteThread, "_transaction", lambda self, *work: waits.append(1) or transaction(self, *work))
+    async with SqliteStorage(tmp_path / "jobs.db") as storage:
+        await storage.set_status("there", "running")
+        waits.clear()
+        with stopped_in_a_write(tmp_path / "jobs.db"):
+            told = await asyncio.gather(*(storage.set_status(f"j{n}", "running") for n in range(30)), return_exceptions=True)
+        assert all(isinstance(each, StoreUnavailable) for each in told)
+        assert len(waits) < 10
+        await storage.set_status("j0", "running")
+        assert sorted(await storage.list_running()) == ["j0", "there"]

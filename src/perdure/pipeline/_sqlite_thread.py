@@ -76,12 +76,14 @@ class SqliteThread:
         try:
             answers = self._transaction(self._open(self._sync_of(batch)), batch)
         except Exception as error:
-            if len(batch) > 1:
+            if len(batch) > 1 and not isinstance(translate(error, self._path), StoreUnavailable):
                 # The whole group failed: each is tried alone, so that every caller hears of its own failure only.
                 for work in batch:
                     self._run([work])
                 return
-            _answer(batch[0], translate(error, self._path))
+            # Where somebody keeps the write lock, all hear so at the same moment, not each after a wait of its own.
+            for work in batch:
+                _answer(work, translate(error, self._path))
             return
         for work, answer in zip(batch, answers, strict=True):
             _answer(work, answer)
