@@ -164,6 +164,8 @@ def test_an_effect_of_unknown_outcome_is_shown_and_settled(tmp_path: Path, here:
     shown = loaded(here, "effects", "show", effect["key"][-6:])
     assert (shown["tool"], shown["input"], shown["state"], shown["unknown"]) == ("refund", {"order": "7", "cents": 9_000}, "unknown", "ask")
     assert shown["worker"] and shown["last_heard"] and shown["started_at"]
+    for name in ("last", effect["run"], effect["run"][-8:]):
+        assert loaded(here, "effects", "show", name)["key"] == effect["key"]
     told = here("effects", "show", effect["key"], *STORE, code=0).out
     assert "Nobody knows whether it happened" in told and "the bank hung up" in told
     assert "settle" in here("approvals", "answer", loaded(here, "approvals", "list")[0]["id"], "done", *STORE, code=2).complaint

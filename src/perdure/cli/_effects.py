@@ -146,7 +146,9 @@ def _show(output: Output, effect: Effect, heard: datetime | None, now: datetime,
             ("fail", "it did not: go on without"),
         ):
             output.print(
-                Text("  " + here.command(f"effects settle {row.key} {word}"), style="cyan").append(f"   {meaning}", style="bright_black"),
+                Text("  " + here.command(f"effects settle {_short(row.key) if output.rich else row.key} {word}"), style="cyan").append(
+                    f"   {meaning}", style="bright_black"
+                ),
                 soft_wrap=True,
             )
 

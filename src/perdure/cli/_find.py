@@ -58,16 +58,18 @@ async def find_wait(engine: Engine, name: str) -> WaitPoint:
 
 
 async def find_effect(engine: Engine, name: str) -> Effect:
-    """The effect that `name` stands for: its key, the end of its key, or the end of its run's id where it has one of unknown outcome.
+    """The effect that `name` stands for: its key, the end of its key, or its run (`last`, or the end of the id) where it has one of unknown outcome.
 
     Raises:
         EffectNotFoundError: There is none.
         Conflict: There are several.
     """
+    if name == "last":
+        name = (await find_run(engine, name)).id
     run_id = name.partition(":")[0]
     if len(run_id) == ID_LENGTH:
         rows = await engine.store.effects(EffectFilter(run_id=run_id, limit=LOOK_BACK))
-        found = [effect for effect in rows if name in (effect.key, run_id)]
+        found = [effect for effect in rows if effect.key == name] or [effect for effect in rows if run_id == name and effect.state == "unknown"]
     else:
         rows = await engine.store.effects(EffectFilter(limit=LOOK_BACK))
         found = [effect for effect in rows if effect.key.endswith(name)]
