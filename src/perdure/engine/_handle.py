@@ -239,9 +239,9 @@ class DurableAgent(Generic[In, Out]):
         timeout: float | timedelta | None = None,
     ) -> Out:
         """`start`, then the result. Raises what `start` and `RunHandle.result` raise."""
+        check_timeout(timeout)
         handle = await self.start(
             input, key=key, concurrency_key=concurrency_key, thread=thread, attachments=attachments, budget=budget, labels=labels
-        check_timeout(timeout)
         )
         return await handle.result(timeout)
 
