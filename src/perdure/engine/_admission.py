@@ -145,6 +145,7 @@ def new_run(kind: JobType, payload: Any, wish: Wish, attachments: Sequence[Attac
         trigger=envelope,
         payload_hash=fingerprint([payload, [each.artifact_id for each in attachments]]),
         budget=wish.budget or kind.budget,
+        key_retention=kind.key_retention,
         priority=wish.priority,
         labels=_labels(wish.labels),
         delay=wish.delay,

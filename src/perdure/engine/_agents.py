@@ -18,6 +18,7 @@ from perdure.engine import _settings
 from perdure.engine._attempt import AgentJob
 from perdure.engine._execution import Execution
 from perdure.engine._policy import Policy, Undeclared, policy_of
+from perdure.engine._retention import Retention, read_retention
 from perdure.stores import Store
 
 logger = logging.getLogger("perdure")
@@ -38,6 +39,8 @@ class AgentType:
         tool_timeout: timedelta | None = None,
         model_tries: int = MODEL_TRIES_MAX,
         effect_grace: timedelta = EFFECT_GRACE,
+        retention: Retention | None = None,
+        key_retention: timedelta | None = None,
     ) -> None:
         self.what, self.limit, self.history = what, limit, history
         self.name, self.version, self.budget = what.name, what.version, what.budget
@@ -50,6 +53,7 @@ class AgentType:
         self.undeclared: Undeclared = "*" if effects == "*" else "plain"
         self.held_rule: HeldEffects = "ask" if effects == "*" else effects
         self.model_name, self.text_output, self.tools_hash = what.model_name, what.text_output, what.tools_hash
+        self.retention, self.key_retention = read_retention(what.name, retention), key_retention
         self._check()
 
     def _check(self) -> None:

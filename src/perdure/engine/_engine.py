@@ -48,7 +48,8 @@ from perdure.engine._handle import DurableAgent, Request, RunHandle, seconds
 from perdure.engine._heard import last_heard
 from perdure.engine._jobtype import JobType
 from perdure.engine._news import RunEvent, follow, until_final
-from perdure.engine._notify import Link, Messenger, token_hash
+from perdure.engine._notify import Link, Messenger
+from perdure.engine._retention import Pruner, Retention
 from perdure.engine._schema import schema_error
 from perdure.engine._worker import Env, Worker
 from perdure.engine._settings import check_engine
@@ -142,6 +143,8 @@ class Engine:
         step_timeout: timedelta | None = None,
         tool_timeout: timedelta | None = None,
         model_tries: int = MODEL_TRIES_MAX,
+        retention: Retention | None = None,
+        key_retention: timedelta | None = None,
     ) -> DurableAgent[Payload, Result]:
         """Register a Pydantic AI agent. It is never wrapped, copied or changed.
 
@@ -162,6 +165,9 @@ class Engine:
             step_timeout: The longest that one model call with its tools may take.
             tool_timeout: The longest that one tool body may take.
             model_tries: Tries of one model call.
+            retention: How long settled runs are kept: a timedelta, or one for each final status, `{"completed": timedelta(days=30)}`. Absent: for ever. What
+                another run, a person, a thread or a business key still needs is kept longer.
+            key_retention: How long an idempotency key answers after its run has settled, whether the run is still kept or not; 30 days where absent.
 
         Raises:
             ConfigurationError: What is wrong, and what to write instead.
@@ -187,6 +193,8 @@ class Engine:
             tool_timeout=tool_timeout,
             model_tries=model_tries,
             effect_grace=self._effect_grace,
+            retention=retention,
+            key_retention=key_retention,
         )
         self.register(made)
         return DurableAgent(self, made)
@@ -300,7 +308,10 @@ class Engine:
             poll=self._poll,
             tick=self._tick or TICK,
             on_swept=self._swept,
-            extra_ticks=[Messenger(self.store, self.runtime, self._notifiers, self._report, self._link).send_due],
+            extra_ticks=[
+                Messenger(self.store, self.runtime, self._notifiers, self._report, self._link).send_due,
+                Pruner(self.store, self.runtime, self._types).prune_due,
+            ],
         )
         return Worker(env, size=self._size)
 
@@ -377,7 +388,9 @@ class Engine:
         stored = [file if isinstance(file, Attachment) else await self._keep(*file) for file in files]
         new = new_run(kind, value, wish, stored, self.runtime)
         admitted = await (self._again(lambda: self.store.admit(new)) if connection is None else self._joining(connection).admit(new))
-        return RunHandle(self, admitted.run.id, kind if isinstance(kind, AgentType) else None, created=admitted.created)
+        handle = RunHandle[Any](self, admitted.run.id, kind if isinstance(kind, AgentType) else None, created=admitted.created)
+        handle.pruned = admitted.run.status if admitted.run.pruned else None
+        return handle
 
     def _joining(self, connection: Any) -> Joined:
         if not isinstance(self.store, JoiningStore):

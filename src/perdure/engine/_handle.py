@@ -76,6 +76,8 @@ class RunHandle(Generic[Out]):
         self._engine, self.id, self._agent = engine, run_id, agent
         self.created = created
         """Whether this call created the run; False: its key was seen."""
+        self.pruned: RunStatus | None = None
+        """The final status of a run that is no longer kept: its key still answers."""
 
     def __repr__(self) -> str:
         return f"RunHandle({self.id!r})"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 from perdure.core.budget import Budget
+from perdure.core.run import RunStatus
 from perdure.engine._journal import Write
 
 if TYPE_CHECKING:
@@ -49,6 +51,16 @@ class JobType(Protocol):
 
     @property
     def step_timeout(self) -> timedelta | None: ...
+
+    @property
+    def retention(self) -> Mapping[timedelta, tuple[RunStatus, ...]]:
+        """Final statuses by how long runs are kept in them; a status that is not there is kept for ever."""
+        ...
+
+    @property
+    def key_retention(self) -> timedelta | None:
+        """How long an idempotency key answers after its run has settled; None: as long as it does by default."""
+        ...
 
     def check(self, payload: Any) -> Any:
         """The payload as stored JSON, or `InvalidTrigger` with the field that is wrong."""

@@ -6,7 +6,7 @@ until later, an error fails the run, and a retry of the run (`resume`, `full`) i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final, Generic, TypeVar, cast
@@ -20,11 +20,13 @@ from perdure.core.checkpoint import CheckpointWrite
 from perdure.core.codec import clean, dump, fingerprint, load
 from perdure.core.commit import Loaded, Park, Release
 from perdure.core.errors import InvalidTrigger, StoreError, Suspend
+from perdure.core.run import RunStatus
 from perdure.core.step import StepWrite
 from perdure.core.wait import ResolutionKind, WaitPoint, WaitWrite
 from perdure.engine import Engine, RunHandle, _settle
 from perdure.engine._execution import Execution
 from perdure.engine._journal import Write, WriteRefused
+from perdure.engine._retention import Retention, read_retention
 from perdure.pipeline._adapters import KEEP, Outcome
 from perdure.pipeline._errors import InvalidStateError, PhaseError
 from perdure.pipeline._failures import explain
@@ -42,7 +44,7 @@ REASONS: Final[dict[str, CancelReason]] = {"drain": "drain", "lease_lost": "leas
 
 def register(
     engine: Engine, phases: Sequence[Phase[S]], *, name: str, version: str | None = None, limit: int | None = None, budget: Budget | None = None,
-    output_type: Any = Any,
+    output_type: Any = Any, retention: Retention | None = None, key_retention: timedelta | None = None,
 ) -> EnginePipeline[S]:  # fmt: skip
     """Register a pipeline with an engine, as agents are registered: its jobs are runs.
 
@@ -52,12 +54,15 @@ def register(
         limit: How many of its runs may be at work at once, over all workers.
         budget: Its `timeout` and `deadline` hold for each run.
         output_type: What `Done` hands over, as `result` gives it.
+        retention: How long settled jobs are kept, as for agents.
+        key_retention: How long an idempotency key answers after its job has settled, as for agents.
 
     Raises:
         InvalidPipelineError: No phases, or two of one name.
         ConfigurationError: The name is taken.
     """
     kind = PipelineType(phases, name=name, version=version, limit=limit, budget=budget or Budget(), output_type=output_type)
+    kind.retention, kind.key_retention = read_retention(name, retention), key_retention
     engine.register(kind)
     return EnginePipeline(engine, kind)
 
@@ -90,10 +95,12 @@ class PipelineType:
     """What the engine knows of a pipeline."""
 
     step_timeout: timedelta | None = None
+    key_retention: timedelta | None = None
 
     def __init__(self, phases: Sequence[Phase[Any]], *, name: str, version: str | None, limit: int | None, budget: Budget, output_type: Any) -> None:
         self.phases, self.first = check_phases(phases), phases[0]
         self.name, self.version, self.limit, self.budget = name, version, limit, budget
+        self.retention: Mapping[timedelta, tuple[RunStatus, ...]] = {}
         self._output: TypeAdapter[Any] | None = None if output_type is Any else TypeAdapter(output_type)
 
     def check(self, payload: Any) -> Any:
