@@ -158,7 +158,7 @@ def _write_history(draft: Draft, ask: Commit, found: _Found) -> Program[None]:
     for write, before in zip(ask.effects, found.effects, strict=True):
         if before is not None and answers.settled_for_ever(before, write):
             raise Conflict(f"Effect {write.key} is {before.state} and stays so.", key=write.key, run_id=before.run_id, state=str(before.state))
-        if write.claim is not None and write.state is EffectState.STARTED:
+        if write.claim is not None and write.state in (EffectState.STARTED, EffectState.DONE):
             yield from _refuse_held_claim(draft, write, write.claim)
         draft.work.send("put_effect", _rows.write_effect(draft.work, _as_written(draft, write, generation), run=draft.seq))
     draft.log(*ask.steps)

@@ -111,7 +111,7 @@ class Moves(Tables):
             if before is not None and answers.settled_for_ever(before, write):
                 raise Conflict(f"Effect {write.key} is {before.state} and stays so.", key=write.key, run_id=before.run_id, state=str(before.state))
             holder = self._holder(write)
-            if write.state is EffectState.STARTED and holder is not None:
+            if write.state in (EffectState.STARTED, EffectState.DONE) and holder is not None:
                 raise Conflict(
                     f"Another call of {write.tool!r} is {holder.state} under this business key.",
                     claim=write.claim, key=holder.key, run_id=holder.run_id, state=str(holder.state),
@@ -121,7 +121,7 @@ class Moves(Tables):
                 self._check_new(replace(child, parent_run=commit.run_id))
 
     def _holder(self, write: EffectWrite) -> Effect | None:
-        """The oldest other effect that keeps the business key of this one from being started."""
+        """The oldest other effect that keeps the business key of this one from being started, or done with its record."""
         others = (self.effect(key) for key in self.effects if key != write.key)
         named = (each for each in others if each is not None and write.claim is not None and each.row.claim == write.claim)
         return next((each for each in named if answers.blocks_key(each)), None)

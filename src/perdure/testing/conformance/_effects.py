@@ -309,6 +309,9 @@ class EffectConformance(Conformance):
             details = caught.value.details
             assert (details["key"], details["run_id"], details["state"]) == (KEY, "r1", str(state))
             assert (await store.load("r2")).effects == ()
+            with pytest.raises(Conflict):
+                # A record and its deed in one commit take the key as well.
+                await store.commit(second.next(effects=(effect(S.DONE, "r2", claim="agent:a:pay:42", result=9),)))
             await second.commit(effects=(effect(S.STARTED, "r2", claim="agent:a:pay:43"),))
             assert [each.key for each in await store.effects(EffectFilter(claim="agent:a:pay:42"))] == [KEY]
 
