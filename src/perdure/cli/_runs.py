@@ -93,11 +93,11 @@ def _row(output: Output, run: Run, waits: Sequence[WaitPoint], now: datetime) ->
         str(run.usage.requests),
         tokens(run.usage.total_tokens),
         "" if run.usage.cost == 0 else money(run.usage.cost),
-        Text(_about(run, waits), style="bright_black"),
+        Text(_about(run, waits, now), style="bright_black"),
     ]
 
 
-def _about(run: Run, waits: Sequence[WaitPoint]) -> str:
+def _about(run: Run, waits: Sequence[WaitPoint], now: datetime) -> str:
     """What most helps to tell this run from the others: what it waits for, why it failed, what it does, its key."""
     asked = [title(wait) for wait in waits if wait.run_id == run.id]
     if asked:
@@ -105,7 +105,7 @@ def _about(run: Run, waits: Sequence[WaitPoint]) -> str:
     if run.status is RunStatus.FAILED and run.error is not None:
         return f"{run.error.code}: {brief(run.error.message, 200)}"
     if run.status is RunStatus.RUNNING and run.activity is not None:
-        return f"step {run.activity.step}: {safe(run.activity.what)}"
+        return f"step {run.activity.step}: {safe(run.activity.what)}, begun {ago(run.activity.since, now)}"
     return safe(run.trigger.key or "") or brief(run.trigger.payload, 80)
 
 
@@ -178,7 +178,6 @@ def _facts(output: Output, run: Run, now: datetime) -> None:
     owner = (
         None if run.status is not RunStatus.RUNNING or run.lease_owner is None else f"{run.lease_owner}, lease until {clock(run.lease_expires_at)}"
     )
-    doing = None if run.status is not RunStatus.RUNNING or run.activity is None else f"step {run.activity.step}: {run.activity.what}"
     lives = "" if run.generation == 1 else f", generation {run.generation}"
     fields(
         output,
@@ -187,7 +186,7 @@ def _facts(output: Output, run: Run, now: datetime) -> None:
             ("agent", run.agent + (f"  version {run.version}" if run.version else "")),
             ("status", status_text(shown_status(run, now), sign=output.rich)),
             ("owner", owner),
-            ("doing", doing),
+            ("doing", doing(run, now)),
             ("key", trigger.key),
             ("thread", trigger.thread),
             ("labels", ", ".join(f"{name}={value}" for name, value in run.labels.items())),
@@ -200,6 +199,14 @@ def _facts(output: Output, run: Run, now: datetime) -> None:
             ("payload", brief(trigger.payload, 400) if trigger.payload is not None else None),
         ],
     )
+
+
+def doing(run: Run, now: datetime) -> str | None:
+    """What its worker is at, and since when nothing new has happened: renewals tell that it lives, not that it moves."""
+    act = run.activity
+    if run.status is not RunStatus.RUNNING or act is None:
+        return None
+    return f"step {act.step}: {safe(act.what)}, nothing new since {clock(act.since)} ({ago(act.since, now)})"
 
 
 def _budget(run: Run) -> str:
