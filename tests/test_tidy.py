@@ -37,8 +37,8 @@ FORBIDDEN_METHODS = {"create_task", "ensure_future", "run_in_executor", "call_la
 """Methods of an event loop or a task group, whatever the variable is called."""
 
 ALLOWED: dict[tuple[str, str], str] = {
-    ("engine/_engine.py", "asyncio.run"): "run_sync() is a whole program of its own",
-    ("engine/_engine.py", "asyncio.run_coroutine_threadsafe"): "run_sync() from another thread hands its work to the engine's loop",
+    ("engine/_sync.py", "asyncio.run"): "run_sync() is a whole program of its own",
+    ("engine/_sync.py", "asyncio.run_coroutine_threadsafe"): "run_sync() from another thread hands its work to the engine's loop",
     ("engine/_notify.py", "asyncio.gather"): "notices of one batch; the runtime's loop orders them like everything else",
 }
 """(file, name): the reason."""

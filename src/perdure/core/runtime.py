@@ -118,13 +118,15 @@ class _ThreadSide:
     def __init__(self, work: Callable[[], Awaitable[None]], name: str) -> None:
         self._loop = asyncio.new_event_loop()
         self._task: asyncio.Task[None] | None = None
+        self._stopped = False
         self._thread = threading.Thread(target=self._run, args=(work,), name=name, daemon=True)
         self._thread.start()
 
     def _run(self, work: Callable[[], Awaitable[None]]) -> None:
         async def main() -> None:
             self._task = asyncio.current_task()
-            await work()
+            if not self._stopped:
+                await work()
 
         try:
             self._loop.run_until_complete(main())
@@ -138,6 +140,7 @@ class _ThreadSide:
 
     def stop(self) -> None:
         def cancel() -> None:
+            self._stopped = True  # the word may come before the work has begun
             if self._task is not None:
                 self._task.cancel()
 

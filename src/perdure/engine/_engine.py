@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
 
 from perdure.agents import Registration, decode
 from perdure.context import CurrentRun
+from perdure.core import given
 from perdure.core.artifact import Artifact
 from perdure.core.budget import Budget
 from perdure.core.commit import (
@@ -37,7 +38,7 @@ from perdure.core.errors import (
 )
 from perdure.core.limits import DEATHS_MAX, DRAIN_GRACE, EFFECT_GRACE, LEASE_DEFAULT, MODEL_TRIES_MAX, POLL, TICK
 from perdure.core.run import Run
-from perdure.core.runtime import RealRuntime, Runtime, run_in_new_loop
+from perdure.core.runtime import RealRuntime, Runtime
 from perdure.core.step import Step
 from perdure.core.trigger import Attachment, TriggerEnvelope
 from perdure.effects import HeldEffects
@@ -51,8 +52,9 @@ from perdure.engine._news import RunEvent, follow, until_final
 from perdure.engine._notify import Link, Messenger
 from perdure.engine._retention import Pruner, Retention
 from perdure.engine._schema import schema_error
-from perdure.engine._worker import Env, Worker
 from perdure.engine._settings import check_engine
+from perdure.engine._sync import SyncDoor
+from perdure.engine._worker import Env, Worker
 from perdure.events import Hub
 from perdure.notifiers import Notifier
 from perdure.stores import Joined, JoiningStore, Store, open_store
@@ -66,6 +68,7 @@ Deps = TypeVar("Deps")
 Payload = TypeVar("Payload")
 Result = TypeVar("Result")
 OnError = Callable[[BaseException], Awaitable[None] | None]
+CLOSED = "The engine is not open. Use it inside `async with engine:`, or call run_sync()."
 STORE_TRIES = 5
 """How often a caller's request is sent again to a store that is away for a moment. Every verb is safe to repeat."""
 
@@ -111,7 +114,7 @@ class Engine:
             tick=tick, poll=poll, notifiers=notifiers, link=link, on_error=on_error,
         )  # fmt: skip
         self.runtime: Runtime = runtime or RealRuntime()
-        self.store: Store = open_store(store, self.runtime) if isinstance(store, str) else store
+        self.store: Store = open_store(store, self.runtime) if isinstance(store, str) else _checked_store(store)
         self._size, self._lease, self._deaths_max = workers, lease, deaths_max
         self._drain_grace, self._effect_grace, self._migrate = drain_grace, effect_grace, migrate
         self._tick, self._poll, self._on_error = tick, poll, on_error
@@ -122,6 +125,7 @@ class Engine:
         self._worker: Worker | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._offs: list[Callable[[], None]] = []
+        self._door = SyncDoor(self, lambda: self._loop)
 
     # ── registering ────────────────────────────────────────────────────────────────────────────────────────
     def agent(
@@ -315,6 +319,19 @@ class Engine:
         )
         return Worker(env, size=self._size)
 
+    def _check_open(self) -> None:
+        """What hangs on the engine's loop is not for other loops: there it would work by chance, and hang by chance.
+
+        Raises:
+            ConfigurationError: The engine is not open, or open on another event loop.
+        """
+        if self._loop is None:
+            raise ConfigurationError(CLOSED)
+        if self._loop is not asyncio.get_running_loop():
+            raise ConfigurationError(
+                "This engine is open on another event loop. Use run_sync() here, or asyncio.run_coroutine_threadsafe(…) with the loop that entered it."
+            )
+
     @property
     def worker(self) -> Worker:
         """The worker of this process.
@@ -323,7 +340,7 @@ class Engine:
             ConfigurationError: The engine is not entered.
         """
         if self._worker is None:
-            raise ConfigurationError("The engine is not open. Use it inside `async with engine:`, or call run_sync().")
+            raise ConfigurationError(CLOSED)
         return self._worker
 
     async def drain(self, grace: timedelta = DRAIN_GRACE) -> None:
@@ -342,22 +359,9 @@ class Engine:
         """Run a coroutine from synchronous code, opening the engine where it is not open.
 
         Raises:
-            ConfigurationError: Called on the engine's own event loop, which it would block for ever.
+            ConfigurationError: Called on the engine's own event loop, which it would block for ever; or the engine was left meanwhile.
         """
-        try:
-            here: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
-        except RuntimeError:
-            here = None
-
-        async def opened() -> T:
-            async with self:
-                return await call()
-
-        if self._loop is None:
-            return asyncio.run(opened()) if here is None else run_in_new_loop(opened)
-        if self._loop is here:
-            raise ConfigurationError("run_sync() was called on the engine's own event loop, which it would block. Use `await agent.run(…)` there.")
-        return asyncio.run_coroutine_threadsafe(_coroutine(call), self._loop).result()
+        return self._door.run(call)
 
     async def _report(self, error: BaseException) -> None:
         self._hub.failed(error)
@@ -382,6 +386,7 @@ class Engine:
 
     async def admit(self, kind: JobType, payload: Any, *, attachments: Sequence[File] = (), connection: Any = None, **options: Any) -> RunHandle[Any]:
         """Check everything, then store the run. Durable when it returns, or with the transaction of `connection`; the options are those of `Wish`."""
+        self._check_open()
         wish = Wish(**options)
         value = checked(kind, payload, wish)
         files = [await read_file(each, self.runtime) for each in files_of(attachments)]
@@ -407,6 +412,7 @@ class Engine:
 
     async def _again(self, call: Callable[[], Awaitable[T]]) -> T:
         """Repeat a request to a store that is away for a moment."""
+        self._check_open()
         for tried in range(1, STORE_TRIES):
             try:
                 return await call()
@@ -435,13 +441,14 @@ class Engine:
         """The run once it is final, or as it stands when the time is up."""
         _asked.check_id("run_id", run_id)
         _asked.check_timeout(timeout)
+        self._check_open()
         return await until_final(self.store, self._hub, run_id, seconds=seconds(timeout), runtime=self.runtime)
 
     def events(self, run_id: str, *, after: int = 0) -> AsyncIterator[RunEvent]:
         """What happens to a run, from event number `after` on, until it has settled."""
         _asked.check_id("run_id", run_id)
         _asked.check_index("after", after)
-        return follow(self.store, self.runtime, self._hub, run_id, after=after, request=lambda wait: Request(self, wait))
+        return follow(self.store, self.runtime, self._hub, run_id, after=after, request=lambda wait: Request(self, wait), check=self._check_open)
 
     async def steps(self, run_id: str) -> Sequence[Step]:
         """The run's log. Raises `RunNotFoundError`."""
@@ -661,8 +668,10 @@ class Engine:
         return await self._again(lambda: self.store.get_artifact(artifact_id))
 
 
-async def _coroutine(call: Callable[[], Awaitable[T]]) -> T:
-    return await call()
+def _checked_store(store: Store) -> Store:
+    if not all(hasattr(store, verb) for verb in ("admit", "claim", "commit")):
+        raise ConfigurationError(f"Engine(store={given.shown(store)}): it takes an address, such as 'sqlite:///perdure.db', or a Store.")
+    return store
 
 
 __all__ = ["Engine", "OnError"]

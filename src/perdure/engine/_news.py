@@ -43,12 +43,14 @@ RunEvent = Delta | Reset | Waiting | Settled | Event
 
 
 async def follow(
-    store: Store, runtime: Runtime, hub: Hub, run_id: str, *, after: int, request: Callable[[WaitPoint], Any], poll: timedelta = FOLLOW_POLL
-) -> AsyncIterator[RunEvent]:
+    store: Store, runtime: Runtime, hub: Hub, run_id: str, *, after: int, request: Callable[[WaitPoint], Any], check: Callable[[], None],
+    poll: timedelta = FOLLOW_POLL,
+) -> AsyncIterator[RunEvent]:  # fmt: skip
     """Events of a run with a number above `after`, and deltas between them, until it has settled.
 
-    Subscribes first, then reads, so that nothing falls between.
+    Subscribes first, then reads, so that nothing falls between. `check` says whether it may be followed here, once somebody does.
     """
+    check()
     subscription = hub.follow(run_id)
     try:
         cursor = after

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Literal, TypeVar
 
+from perdure.core import given
 from perdure.core.errors import ConfigurationError, NotADatabase, SchemaTooNew, StoreUnavailable
 from perdure.core.runtime import Runtime
 from perdure.stores._moves._files import load_migrations, load_queries
@@ -47,6 +48,14 @@ class Connection:
     def __init__(self, path: Path, runtime: Runtime, *, synchronous: Synchronous = "FULL") -> None:
         self.path, self._runtime = path, runtime
         self._offset: int | None = None
+        try:
+            path.lstat()
+        except FileNotFoundError:
+            pass  # it is made now
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(
+                f"{given.shown(str(path))} can't be the name of a file here: {error.strerror if isinstance(error, OSError) else error}."
+            ) from error
         if not path.parent.is_dir():
             raise ConfigurationError(
                 f"The folder {path.parent} does not exist, so {path.name} can't be created there. Make the folder, or name another path."

@@ -55,9 +55,16 @@ class SqliteStore(SqlStore):
         self._migrate_at_start = migrate
         self._writer: Writer | None = None
         self._reader: Reader | None = None
+        self._entered = 0
 
     async def __aenter__(self) -> Self:
-        self._loop = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
+        if self._entered and self._loop is not loop:
+            raise ConfigurationError("This store is open already, on another event loop. Give each engine a store of its own.")
+        self._entered += 1
+        if self._entered > 1:
+            return self
+        self._loop = loop
         self._writer = Writer(self._connect, self._codec, self._runtime, "perdure-sqlite-writer", self._news)
         self._reader = Reader(self._connect, self._codec, self._runtime, "perdure-sqlite-reader")
         try:
@@ -68,6 +75,9 @@ class SqliteStore(SqlStore):
         return self
 
     async def __aexit__(self, *exc: object) -> None:
+        self._entered = max(0, self._entered - 1)
+        if self._entered:
+            return  # another engine works on it
         self._loop = None
         # The reader first: the last connection to close copies the log back into the file.
         for lane in (self._reader, self._writer):
