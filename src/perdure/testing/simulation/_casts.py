@@ -198,7 +198,7 @@ def _family(seed: int) -> Cast:
         agent = chance.choice(["manager", "talker", "talker"])
         thread = "talk" if agent == "talker" else None
         orders.append(Order(agent, {"n": number}, at=round(chance.random() ** 2 * 20, 3), key=f"order-{number}", thread=thread))
-    return Cast(parts, orders, expects=children_once)
+    return Cast(parts, orders, edits={"name": "edited"}, expects=children_once)
 
 
 def children_once(rows: Sequence[Rows]) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
@@ -61,6 +61,8 @@ class Cast:
     orders: Sequence[Order]
     bind: Callable[[Stage], None] | None = None
     """Called with the stage before it opens, for tools that want to ask what really happened."""
+    edits: Mapping[str, Any] | None = None
+    """Arguments that people put in place of the proposed ones now and then; they also extend deadlines then."""
     expects: Callable[[Sequence[Rows]], Iterable[str]] | None = None
     """Asked at rest what is wrong with all rows, beyond the promises that hold for every cast."""
 
@@ -284,7 +286,11 @@ class Play:
             case "approval" if (request.wait.row.question or "").startswith("held"):
                 await request.answer(self._chance.choice(["run", "reuse", "block"]), by=who)
             case "approval":
-                if chance < 0.7:
+                if self.cast.edits is not None and chance < 0.15 and not self._calm:
+                    await request.extend(timedelta(seconds=30))
+                elif self.cast.edits is not None and chance < 0.4:
+                    await request.approve(by=who, input=self.cast.edits)
+                elif chance < 0.7:
                     await request.approve(by=who)
                 else:
                     await request.deny(by=who, reason="no")
