@@ -64,6 +64,9 @@ engine = Engine("sqlite:///shop.db", lease=timedelta(seconds=2), effect_grace=ti
 engine.agent(agent, name="complaints", version="1", input=Complaint)
 engine.agent(Agent(ScriptedModel([say("Hello, Ünï 👋")])), name="hello", input=str)
 engine.agent(Agent(ScriptedModel([fail(400)])), name="broken")
+once = Agent(ScriptedModel([call("refund", order="7", cents=900), say("Paid once.")]))
+once.tool_plain(refund, metadata=effect(key="order", scope="agent"))
+engine.agent(once, name="once")
 thrifty = Agent(ScriptedModel([replace(call("look"), input_tokens=90, output_tokens=10, cost=Decimal("0.02")), say("Found.")]))
 thrifty.tool_plain(held, name="look", metadata=plain())
 for limit, budget in {

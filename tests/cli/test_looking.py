@@ -177,6 +177,39 @@ def test_an_effect_of_unknown_outcome_is_shown_and_settled(tmp_path: Path, here:
     assert loaded(here, "effects", "list") == []
 
 
+def test_a_full_retry_asks_before_it_does_again_what_was_done(tmp_path: Path, here: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first life paid, and a person said so after it was cancelled: the second one waits for a word, and reuses the receipt."""
+    monkeypatch.setenv("SHOP_BREAKS", "1")
+    here(*START, code=4)
+    here("approvals", "approve", "last", *STORE, code=0)
+    here("continue", APP, "last", code=4)
+    here("runs", "cancel", "last", *STORE, code=0)
+    here("effects", "settle", "last", "done", "--result", '"receipt 991"', "--by", "eva", *STORE, code=0)
+    here("runs", "retry", "last", "--full", *STORE, code=0)
+    here("continue", APP, "last", code=4)
+    here("approvals", "approve", "last", *STORE, code=0)
+    held = here("continue", APP, "last", code=4)
+    assert "refund may have run before: run it again?" in held.err
+    [request] = loaded(here, "approvals", "list")
+    here("approvals", "answer", request["id"], "reuse", "--by", "eva", *STORE, code=0)
+    done = here("continue", APP, "last", code=0)
+    assert done.out == "Paid back.\n" and "receipt 991" in done.err
+    assert len((tmp_path / "bank.txt").read_text().splitlines()) == 1
+
+
+def test_a_business_key_holds_a_second_run_until_the_first_is_settled(tmp_path: Path, here: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both wait for one question about one deed; one answer lets both go on."""
+    monkeypatch.setenv("SHOP_BREAKS", "1")
+    for key in ("first", "second"):
+        here("run", APP, "once", "{}", "--key", key, code=4)
+    [unknown] = loaded(here, "effects", "list")
+    assert unknown["run"] == loaded(here, "runs", "show", "once/first")["id"]
+    here("effects", "settle", unknown["key"], "done", "--result", '"receipt 991"', *STORE, code=0)
+    for key in ("first", "second"):
+        assert here("continue", APP, f"once/{key}", code=0).out == "Paid once.\n"
+    assert len((tmp_path / "bank.txt").read_text().splitlines()) == 1
+
+
 # ── the rest ───────────────────────────────────────────────────────────────────────────────────────────────
 def test_a_signal_is_received_once(here: Cli) -> None:
     """The same id again changes nothing."""

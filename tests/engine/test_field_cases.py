@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -182,7 +183,7 @@ def test_a_declared_number_of_tries_is_the_number_of_bodies(sim: Any) -> None:
             assert await run.result(timeout=3_600) == "done"
             assert len(bodies) == 5
             assert len({key for key, _ in bodies}) == 1
-            gaps = [round(later - earlier) for (_, earlier), (_, later) in zip(bodies, bodies[1:], strict=False)]
+            gaps = [round(later - earlier) for (_, earlier), (_, later) in pairwise(bodies)]
             assert gaps == [10, 20, 40, 80]
             rows = await engine.effects(run_id=run.id, state=None)
             assert [(row.state, row.row.try_no) for row in rows] == [(EffectState.FAILED, 5)]

@@ -40,12 +40,13 @@ async def find_run(engine: Engine, name: str) -> Run:
 
 
 async def find_wait(engine: Engine, name: str) -> WaitPoint:
-    """The wait point that `name` stands for: its id, the end of its id, or the end of the id of a run with one open request.
+    """The wait point that `name` stands for: its id, the end of its id, or a run with one open request (`last`, `AGENT/KEY`, or the end of its id).
 
     Raises:
         WaitNotFoundError: There is none.
         Conflict: There are several.
     """
+    name = await _run_id(engine, name)
     if len(name) == ID_LENGTH and (wait := await engine.store.wait(name)) is not None:
         return wait
     rows = await engine.store.waits(WaitFilter(open=True, limit=LOOK_BACK))
@@ -58,14 +59,13 @@ async def find_wait(engine: Engine, name: str) -> WaitPoint:
 
 
 async def find_effect(engine: Engine, name: str) -> Effect:
-    """The effect that `name` stands for: its key, the end of its key, or its run (`last`, or the end of the id) where it has one of unknown outcome.
+    """The effect that `name` stands for: its key, the end of its key, or its run (`last`, `AGENT/KEY`, or the end of its id) where one is of unknown outcome.
 
     Raises:
         EffectNotFoundError: There is none.
         Conflict: There are several.
     """
-    if name == "last":
-        name = (await find_run(engine, name)).id
+    name = await _run_id(engine, name)
     run_id = name.partition(":")[0]
     if len(run_id) == ID_LENGTH:
         rows = await engine.store.effects(EffectFilter(run_id=run_id, limit=LOOK_BACK))
@@ -75,6 +75,11 @@ async def find_effect(engine: Engine, name: str) -> Effect:
         found = [effect for effect in rows if effect.key.endswith(name)]
         found = found or [effect for effect in rows if effect.run_id.endswith(name) and effect.state == "unknown"]
     return _only(found, name, [effect.key for effect in found]) or _missing(EffectNotFoundError(name))
+
+
+async def _run_id(engine: Engine, name: str) -> str:
+    """The names that only a run has, as its id; whatever else as it is."""
+    return (await find_run(engine, name)).id if name == LAST or "/" in name else name
 
 
 def _only(found: Iterable[T], name: str, ids: list[str]) -> T | None:
