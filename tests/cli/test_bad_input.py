@@ -273,6 +273,24 @@ def test_what_is_not_there_is_named(tmp_path: Path, here: Cli) -> None:
         assert told in here(*command, code=2).complaint
 
 
+def test_arguments_that_no_system_could_hold_are_refused(tmp_path: Path, here: Cli) -> None:
+    """Bytes that are no text, names that are too long: one line each, and no mention of a bug."""
+    here("migrate", "--store", "sqlite:///perdure.db", code=0)
+    long = "x" * 5_000
+    for command, told in (
+        (("runs", "list", "--agent", "lone\udcff"), "no UTF-8 text"),
+        (("runs", "list", "--thread", "lone\udcff"), "no UTF-8 text"),
+        (("runs", "show", long), "no run"),
+        ((*RUN, GOOD, "--attach", long), "File name too long"),
+        ((*RUN, f"@{long}"), "File name too long"),
+        (("runs", "list", "--store", f"sqlite:///{long}"), "File name too long"),
+        (("runs", "list", "--store", "sqlite:///:memory:"), "memory"),
+    ):
+        said = here(*command, code=2).complaint
+        assert told in said and "bug report" not in said
+    assert stored(tmp_path, "shop.db") == NOTHING
+
+
 TRIAGE = Path(__file__).parents[2] / "examples" / "triage"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import threading
 from pathlib import Path
@@ -49,6 +50,59 @@ def test_a_second_signal_stops_hard_and_nothing_is_lost(tmp_path: Path, here: Cl
     assert status(here) == "running"
     (tmp_path / "hold").unlink()
     assert here("continue", APP, "last").code == 4
+
+
+HANGING = """
+import asyncio, threading
+from pydantic_ai import Agent
+from perdure import Engine, current_run, plain
+from perdure.testing.models import ScriptedModel, call, calls, say
+
+agent = Agent(ScriptedModel([calls(call("stuck"), call("deaf")), say("done")]))
+
+@agent.tool_plain(metadata=plain())
+def stuck() -> str:
+    current_run().log("in the tool")
+    threading.Event().wait()
+    return "never"
+
+@agent.tool_plain(metadata=plain())
+async def deaf() -> str:
+    while True:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            pass
+
+engine = Engine("sqlite:///shop.db")
+engine.agent(agent, name="hanging")
+"""
+
+
+def test_a_worker_whose_tools_never_come_back_ends_all_the_same(tmp_path: Path, here: Cli) -> None:
+    """A thread that can't be stopped and a task that swallows cancellation keep no process; it waits for them without spinning."""
+    # case G7
+    (tmp_path / "app.py").write_text(HANGING)
+    here("run", "app.py", "hanging", "null", "--no-follow", code=0)
+    process = start(tmp_path, "worker", "app.py", "--grace", "2")
+    until_in_a_tool(tmp_path)
+    spent = cpu_seconds(process.pid)
+    process.send_signal(signal.SIGTERM)
+    _, status_word, used = os.wait4(process.pid, 0)
+    assert os.waitstatus_to_exitcode(status_word) == 0
+    assert used.ru_utime + used.ru_stime - spent < 1.5
+    process.returncode = 0
+    assert process.stdout is not None and process.stderr is not None
+    assert "stopped" in process.stderr.read()
+    process.stdout.close()
+    process.stderr.close()
+    assert json.loads(here("runs", "show", "last", "--store", "sqlite:///shop.db", "--json", code=0).out)["status"] == "interrupted"
+
+
+def cpu_seconds(pid: int) -> float:
+    """What a process has spent so far, all its threads together."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def test_with_json_a_worker_tells_events(tmp_path: Path, here: Cli) -> None:

@@ -13,10 +13,12 @@ from typing import Annotated, Any, Optional, cast
 import typer
 
 from perdure.cli import _approvals, _demo, _effects, _exit, _jobs, _maintain, _run, _runs, _signal, _worker
+from perdure.cli._leave import EXIT_PATIENCE, end_after
 from perdure.cli._load import DEBUG_VARIABLE
 from perdure.cli._output import console_on
 from perdure.cli._words import safe
 from perdure.core.errors import PerdureError
+from perdure.core.given import shown
 
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 
@@ -98,7 +100,9 @@ def main() -> None:
     """The entry point of `perdure`."""
     # Pydantic AI greets whoever runs an agent on a terminal, in the middle of our live view.
     os.environ.setdefault("PYDANTIC_AI_NO_BANNER", "1")
-    sys.exit(run_command(sys.argv[1:]))
+    code = run_command(sys.argv[1:])
+    end_after(EXIT_PATIENCE, code)
+    sys.exit(code)
 
 
 def run_command(arguments: Sequence[str]) -> int:
@@ -117,7 +121,13 @@ def run_command(arguments: Sequence[str]) -> int:
         # Whoever read our output has enough. Python would complain once more at exit, when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return _exit.FAILED
+    except UnicodeEncodeError as error:
+        if not any("\udc80" <= each <= "\udcff" for argument in arguments for each in argument):
+            raise
+        return _complain("An argument holds bytes that are no UTF-8 text.", _exit.REFUSED, as_json, code="invalid_trigger", cause=error)
     except Exception as error:
+        if isinstance(error, OSError) and error.filename:
+            return _complain(f"{shown(str(error.filename))}: {error.strerror}.", _exit.REFUSED, as_json, code="invalid_trigger", cause=error)
         if (usage := _usage(error)) is not None:
             return _complain(usage, _exit.REFUSED, as_json, code="invalid_trigger", cause=error) if usage else _exit.REFUSED
         message = f"{type(error).__name__}: {error}. This should not happen: {DEBUG_VARIABLE}=1 shows the traceback, which belongs into a bug report."

@@ -16,6 +16,7 @@ from perdure.cli._cards import Here
 from perdure.cli._find import find_run
 from perdure.cli._input import check_files, read_json, read_text
 from perdure.cli._json import run_json
+from perdure.cli._leave import run_and_leave
 from perdure.cli._load import load_engine
 from perdure.cli._open import as_it_is
 from perdure.cli._options import App, Attach, Json, RunName, StoreOption
@@ -24,7 +25,6 @@ from perdure.cli._signals import stop_on_signals
 from perdure.cli._watch import Watcher, headline
 from perdure.core.errors import InvalidTrigger, StoreError, StoreUnavailable
 from perdure.core.run import Run
-from perdure.core.runtime import run_main
 from perdure.engine import DurableAgent, Engine, RunHandle
 
 GRACE: Final = timedelta(seconds=5)
@@ -96,7 +96,7 @@ def run(
                 output.note(f"The key {key!r} was seen: this is the run that it started.")
             return await carry(engine, started, output, here, wait=wait)
 
-    return run_main(main)
+    return run_and_leave(main)
 
 
 def continue_(app: App, run: RunName, wait: Wait = False, store: StoreOption = None, json: Json = False) -> int:
@@ -121,7 +121,7 @@ def continue_(app: App, run: RunName, wait: Wait = False, store: StoreOption = N
             engine.durable(found.agent).check_model()
             return await carry(engine, found, output, Here.of(engine, app), wait=wait)
 
-    return run_main(main)
+    return run_and_leave(main)
 
 
 # ── starting ───────────────────────────────────────────────────────────────────────────────────────────────

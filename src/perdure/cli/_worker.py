@@ -12,6 +12,7 @@ from rich.text import Text
 
 from perdure.cli import _exit
 from perdure.cli._json import event_json
+from perdure.cli._leave import run_and_leave
 from perdure.cli._load import load_engine
 from perdure.cli._options import App, Json, StoreOption
 from perdure.cli._output import STATUS_LOOK, Output
@@ -21,7 +22,6 @@ from perdure.core.errors import ConfigurationError
 from perdure.core.event import Event
 from perdure.core.limits import DRAIN_GRACE
 from perdure.core.run import RunStatus
-from perdure.core.runtime import run_main
 from perdure.engine import Engine
 from perdure.stores import Hint
 
@@ -71,7 +71,7 @@ def worker(
         raise ConfigurationError(f"{app} registers no agent: there is nothing that a worker could execute. Register one with engine.agent(…).")
     engine.adjust(store=store, workers=workers or max(1, engine.size))
     engine.check_models()
-    return run_main(lambda: _work(engine, output, timedelta(seconds=grace)))
+    return run_and_leave(lambda: _work(engine, output, timedelta(seconds=grace)))
 
 
 async def _work(engine: Engine, output: Output, grace: timedelta) -> int:
