@@ -1,9 +1,11 @@
-"""What the disk itself costs: raw SQLite commits of the same bytes, nothing around them."""
+"""What the database itself costs: raw commits of the same bytes, nothing around them."""
 
 from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
+
+import psycopg
 
 RESPONSE = b"x" * 650
 RESULTS = b"x" * 1_250
@@ -24,3 +26,17 @@ def sqlite_two_commits(path: Path, steps: int) -> None:
             db.execute("INSERT INTO message(body) VALUES(?)", (body,))
             db.execute("COMMIT")
     db.close()
+
+
+async def postgres_two_commits(dsn: str, steps: int) -> None:
+    """One connection, two commits a step, each as few round trips as the driver makes of them."""
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as db:
+        await db.execute("DROP TABLE IF EXISTS floor_run; DROP TABLE IF EXISTS floor_message")
+        await db.execute("CREATE TABLE floor_run(id INTEGER PRIMARY KEY, step INTEGER)")
+        await db.execute("CREATE TABLE floor_message(id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, body BYTEA)")
+        await db.execute("INSERT INTO floor_run VALUES(1, 0)")
+        for step in range(steps):
+            for body in (RESPONSE, RESULTS):
+                async with db.pipeline(), db.transaction():
+                    await db.execute("UPDATE floor_run SET step = %s WHERE id = 1", (step,))
+                    await db.execute("INSERT INTO floor_message(body) VALUES(%s)", (body,))

@@ -23,6 +23,7 @@ from typing import Any
 from benchmarks.floors import sqlite_two_commits
 from benchmarks.work import PROMPT, agent_of, bare
 from perdure import Budget, Engine
+from perdure.stores import Store
 
 
 def timed(work: Callable[[], Any]) -> float:
@@ -31,7 +32,7 @@ def timed(work: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
-async def durable(url: str, steps: int) -> tuple[float, int]:
+async def durable(url: str | Store, steps: int) -> tuple[float, int]:
     """One run on a store: seconds from its start to its end, and the bytes of its history as JSON."""
     engine = Engine(url)
     agent = engine.agent(agent_of(steps), budget=Budget(max_steps=steps + 10))
@@ -97,7 +98,7 @@ def imports(rounds: int) -> None:
     line("import perdure / import pydantic_ai", ratios, "x", "target ≤ 1.15")
 
 
-async def _throughput(url: str | None, runs: int, steps: int) -> float:
+async def _throughput(url: str | Store | None, runs: int, steps: int) -> float:
     began = time.perf_counter()
     if url is None:
         await asyncio.gather(*(bare(steps) for _ in range(runs)))

@@ -29,17 +29,17 @@ async def days(sim: Simulated, count: float) -> None:
 
 
 def test_a_settled_run_is_forgotten_by_its_age_and_status(sim: Simulated) -> None:
-    """Completed ones after a week, failed ones never: nobody said so of them."""
+    """Completed ones after two days, failed ones never: nobody said so of them."""
 
     async def main() -> None:
         engine = sim.engine(**RARELY)
-        good = engine.agent(talker(), retention={"completed": timedelta(days=7)})
-        bad = engine.agent(Agent(ScriptedModel([]), name="broken"), retention={"completed": timedelta(days=7)})
+        good = engine.agent(talker(), retention={"completed": 2 * DAY})
+        bad = engine.agent(Agent(ScriptedModel([]), name="broken"), retention={"completed": 2 * DAY})
         async with engine:
             gone, kept = await good.start({}), await bad.start({})
             await gone.result()
             await engine.settled(kept.id)
-            await days(sim, 6.9)
+            await days(sim, 1.9)
             assert await gone.status() is RunStatus.COMPLETED
             await days(sim, 0.2)
             with pytest.raises(RunNotFoundError):
@@ -58,7 +58,7 @@ def test_without_retention_everything_is_kept(sim: Simulated) -> None:
         gone = engine.agent(talker(), name="other", retention=DAY)
         async with engine:
             runs = [await kept.start({}), await gone.start({}), await kept.start({})]
-            await days(sim, 40)
+            await days(sim, 2)
             assert [run.agent for run in await engine.runs()] == ["talker", "talker"]
             assert await runs[0].result() == "done"
 
@@ -94,14 +94,14 @@ def test_a_key_answers_when_its_run_is_gone(sim: Simulated) -> None:
 
     async def main() -> None:
         engine = sim.engine(**RARELY)
-        agent = engine.agent(talker(), retention=DAY, key_retention=timedelta(days=60))
+        agent = engine.agent(talker(), retention=DAY, key_retention=4 * DAY)
         async with engine:
             first = await agent.start({"n": 1}, key="k")
             await agent.start({})
-            await days(sim, 30)
+            await days(sim, 2)
             again = await agent.start({"n": 1}, key="k")
             assert (again.id, again.created, again.pruned) == (first.id, False, RunStatus.COMPLETED)
-            await days(sim, 31)
+            await days(sim, 3)
             new = await agent.start({"n": 1}, key="k")
             assert new.created and new.id != first.id and new.pruned is None
 
@@ -122,7 +122,7 @@ def test_what_waits_is_not_forgotten(sim: Simulated) -> None:
         payer = engine.agent(agent, retention=DAY)
         async with engine:
             waiting, last = await payer.start({}), await payer.start({})
-            await days(sim, 30)
+            await days(sim, 3)
             [request] = await waiting.requests()
             await request.approve()
             assert await waiting.result(HOUR * 3) == "paid"

@@ -17,11 +17,12 @@ A unique violation is one of them: programs look before they insert, so it means
 
 PASSING: Final = (
     pg.AdminShutdown, pg.CrashShutdown, pg.CannotConnectNow, pg.IdleInTransactionSessionTimeout, pg.TooManyConnections, pg.ReadOnlySqlTransaction,
-    pg.LockNotAvailable, pg.QueryCanceled, pg.FeatureNotSupported,
+    pg.LockNotAvailable, pg.QueryCanceled, pg.FeatureNotSupported, pg.ProtocolViolation,
 )  # fmt: skip
 """The server says that it will pass: a restart, a failover to another machine, too many at once.
 
 `FeatureNotSupported` is what a prepared statement says whose table got a new column meanwhile: on another connection it is prepared anew.
+`ProtocolViolation` is what PgBouncer says of a server that it can't reach at the moment.
 """
 
 MISTAKES: Final = (
