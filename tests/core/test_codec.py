@@ -156,3 +156,10 @@ def test_dump_refuses_what_was_not_cleaned() -> None:
         dump(math.nan)
     assert json.loads(dump({"é": "漢"})) == {"é": "漢"}
     assert "漢" in dump("漢"), "readable in the database"
+
+
+def test_two_keys_that_are_one_as_text_are_refused() -> None:
+    """One of the two values would be lost without a word."""
+    with pytest.raises(UnserializableError) as caught:
+        clean({"rows": {1: "a", "1": "b"}})
+    assert caught.value.details["path"] == "$.rows"

@@ -88,7 +88,10 @@ def _clean(value: Any, path: str, depth: int) -> Any:
         return value if math.isfinite(value) else "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if kind is dict:
         pairs = cast(dict[Any, Any], value).items()
-        return {_key(name, path): _clean(each, f"{path}.{name}", depth + 1) for name, each in pairs}
+        named = {_key(name, path): _clean(each, f"{path}.{name}", depth + 1) for name, each in pairs}
+        if len(named) != len(pairs):
+            raise UnserializableError(f"{path}: two of its keys are the same as text, such as 1 and '1'. Give them names of their own.", path=path)
+        return named
     if kind is list or kind is tuple:
         return [_clean(each, f"{path}[{at}]", depth + 1) for at, each in enumerate(cast(list[Any], value))]
     if is_dataclass(value) and not isinstance(value, type) and not hasattr(kind, "__pydantic_serializer__"):
