@@ -76,5 +76,14 @@ def walked(postgres: PostgresServer) -> None:
     PostgresMachine.dsn = postgres.dsn
 
 
+class LongPostgresMachine(PostgresMachine):
+    """The same, for as long as it takes to meet what is rare."""
+
+
+WALK = settings(deadline=None, suppress_health_check=list(HealthCheck))
+
+# The same walks each time, so that a change is judged by itself; new ones are searched for nightly.
 TestPostgresMachine = pytest.mark.usefixtures("walked")(PostgresMachine.TestCase)
-TestPostgresMachine.settings = settings(max_examples=10, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))
+TestPostgresMachine.settings = settings(WALK, max_examples=10, stateful_step_count=25, derandomize=True)
+TestPostgresMachineAtLength = pytest.mark.nightly(pytest.mark.usefixtures("walked")(LongPostgresMachine.TestCase))
+TestPostgresMachineAtLength.settings = settings(WALK, max_examples=300, stateful_step_count=50)
