@@ -599,3 +599,24 @@ async def test_an_output_that_is_refused_too_often_fails_by_the_history_count() 
             await opened.answer()
     assert failed.value.code == "invalid_output"
     assert failed.value.message
+
+
+async def test_every_valid_input_is_told_before_the_first_body() -> None:
+    """As validation left it, and without the call whose input is wrong: what depends on it can be stored with the response."""
+    model = ScriptedModel([calls(call("add", a="1"), call("add", a="x"), call("add", a=2)), say("Done.")])
+    agent = Agent(model)
+
+    @agent.tool_plain
+    async def add(a: int) -> int:
+        return a
+
+    host, told = Host(), list[list[Any]]()
+
+    async def around(_: Any, body: Any) -> Any:
+        told.append([each.args for each in host.valid])
+        return await body()
+
+    host.around = around
+    async with session(agent, host) as opened:
+        await step(opened)
+    assert told == [[{"a": 1}, {"a": 2}]] * 2
