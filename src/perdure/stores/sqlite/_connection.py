@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, Literal, TypeVar
 
 from perdure.core import given
-from perdure.core.errors import ConfigurationError, NotADatabase, SchemaTooNew, StoreUnavailable
+from perdure.core.errors import ConfigurationError, NotADatabase, SchemaTooNew, StoreError, StoreUnavailable
 from perdure.core.runtime import Runtime
 from perdure.stores._moves._files import load_migrations, load_queries
 from perdure.stores._moves._program import CLOCK, NOTHING, Program, Rows, Work, micros
@@ -48,6 +48,7 @@ class Connection:
     def __init__(self, path: Path, runtime: Runtime, *, synchronous: Synchronous = "FULL") -> None:
         self.path, self._runtime = path, runtime
         self._offset: int | None = None
+        self._files: dict[str, tuple[int, int]] = {}
         try:
             path.lstat()
         except FileNotFoundError:
@@ -124,9 +125,23 @@ class Connection:
 
         Raises:
             sqlite3.OperationalError: Nobody let us have it within `BUSY_SECONDS_MAX`.
+            StoreError: The file is no longer where it was.
         """
         self.patiently(lambda: self._raw.execute("BEGIN IMMEDIATE"))
         self._offset = None
+        self._check_files()
+
+    def _check_files(self) -> None:
+        """SQLite goes on writing into files that were removed or replaced, and says that all is well: what it acknowledges then is lost for everybody else."""
+        now = {name: _inode(name) for name in (str(self.path), f"{self.path}-wal")}
+        gone = [name for name, inode in self._files.items() if now[name] != inode]
+        if gone:
+            self.rollback()
+            raise StoreError(
+                f"{gone[0]} was removed, moved or replaced while it was open. Nothing more is written to it: put it back, or stop this process.",
+                path=gone[0],
+            )
+        self._files = {name: inode for name, inode in now.items() if inode is not None}
 
     @contextmanager
     def snapshot(self) -> Generator[None, None, None]:
@@ -249,3 +264,11 @@ def statements(text: str) -> Iterator[str]:
         if sqlite3.complete_statement(pending):
             yield pending
             pending = ""
+
+
+def _inode(name: str) -> tuple[int, int] | None:
+    try:
+        found = Path(name).stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
