@@ -28,7 +28,9 @@ def open_store(url: str, runtime: Runtime) -> Store:
         if not rest.startswith("/") or rest == "/":
             raise ConfigurationError(f"{url!r} names no file. Use sqlite:///name.db (three slashes: relative) or sqlite:////path/name.db.")
         if rest == "/:memory:":
-            raise ConfigurationError("A SQLite database in memory is gone with each connection. Use memory:// for a store that ends with the process.")
+            raise ConfigurationError(
+                "A SQLite database in memory is gone with each connection. Use memory:// for a store that ends with the process."
+            )
         return SqliteStore(rest[1:], runtime)
     if scheme in ("postgresql", "postgres"):
         try:
