@@ -347,6 +347,9 @@ class HostToolset(WrapperToolset[Any]):
         except Suspend as suspend:
             # The siblings finish first. Deferred, the call produces no result, and the deferral handler raises this when they have.
             link.parked = link.parked or suspend
+            if ctx.tool_call_approved:
+                # That handler has been asked already; the session raises it once the step is over.
+                raise ToolFailed("It rests.") from None
             raise CallDeferred({PARKED: True}) from None
 
 
