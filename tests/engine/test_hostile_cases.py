@@ -238,7 +238,7 @@ async def test_a_run_that_fails_with_odd_words_tells_them(address: str) -> None:
     shop = engine.agent(Agent(ScriptedModel([say("x")]), name="odd"), deps=broken)
     async with engine:
         with pytest.raises(RunFailed) as caught:
-            await (await shop.start({})).result(20)
+            await (await shop.start({})).result(120)
         assert KEPT in str(caught.value)
 
 
@@ -263,7 +263,7 @@ async def test_no_name_of_a_class_or_module_is_stored(tmp_path: Path) -> None:
 
     shop = engine.agent(agent, input=SecretlyNamedOrder)
     async with engine:
-        assert (await shop.run(SecretlyNamedOrder(number=6), timeout=20)).number == 8
+        assert (await shop.run(SecretlyNamedOrder(number=6), timeout=120)).number == 8
     stored = b"".join(path.read_bytes() for path in tmp_path.iterdir())  # noqa: ASYNC240 - the engine is left
     assert b"number" in stored
     for name in ("SecretlyNamedReceipt", __name__, "pydantic_ai.messages", "builtins"):

@@ -306,7 +306,7 @@ async def test_whatever_a_hook_raises_ends_its_run_and_nothing_else(address: str
         kinds.append(engine.agent(made, name=f"{name} {len(kinds)}", **options))
     async with engine:
         for error, kind in zip(said, kinds, strict=True):
-            settled = await engine.settled((await kind.start({})).id, 20)
+            settled = await engine.settled((await kind.start({})).id, 120)
             assert settled.status.final, (error, settled)
             assert (settled.deaths, settled.executions) == (0, 1)
             if error is None or name in HARMLESS:

@@ -71,7 +71,7 @@ def asked(address: str, ask: Ask, *, input: Any = Any) -> tuple[BaseException | 
         async with engine:
             said: BaseException | None = None
             try:
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(120):
                     await ask(engine, shop)
             except Exception as error:
                 said = error

@@ -75,14 +75,14 @@ def test_an_engine_that_is_open_on_another_loop_says_so(address: str, use: str) 
 
     def elsewhere() -> None:
         try:
-            run_main(lambda: asyncio.wait_for(USES[use](engine, shop), 20))  # type: ignore[arg-type]
+            run_main(lambda: asyncio.wait_for(USES[use](engine, shop), 120))  # type: ignore[arg-type]
         except PerdureError as error:
             said.append(error)
 
     async def main() -> None:
         async with engine:
             await RealRuntime().in_thread(elsewhere)
-            assert await shop.run({}, timeout=20) == "done"
+            assert await shop.run({}, timeout=120) == "done"
 
     run_main(main)
     assert [type(error) for error in said] == [ConfigurationError]
@@ -97,7 +97,7 @@ async def test_an_engine_that_is_left_at_once_is_left(address: str, _round: int)
         async with engine:
             pass
     async with engine:
-        assert await shop.run({}, timeout=20) == "done"
+        assert await shop.run({}, timeout=120) == "done"
 
 
 async def test_an_engine_is_entered_once_at_a_time(address: str) -> None:
@@ -107,7 +107,7 @@ async def test_an_engine_is_entered_once_at_a_time(address: str) -> None:
         with pytest.raises(ConfigurationError, match="entered already"):
             async with engine:
                 pass
-        assert await shop.run({}, timeout=20) == "done"
+        assert await shop.run({}, timeout=120) == "done"
 
 
 async def test_an_engine_that_could_not_be_entered_can_be_entered_later(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ async def test_an_engine_that_could_not_be_entered_can_be_entered_later(tmp_path
                 pass
     (tmp_path / "perdure.db").unlink()
     async with engine:
-        assert await shop.run({}, timeout=20) == "done"
+        assert await shop.run({}, timeout=120) == "done"
 
 
 def test_synchronous_callers_share_one_engine(address: str) -> None:
@@ -219,10 +219,10 @@ async def test_two_engines_may_share_one_store(tmp_path: Path) -> None:
         two = second.agent(Agent(ScriptedModel([say("two")]), name="two"))
         async with first:
             async with second:
-                assert await two.run({}, timeout=20) == "two"
-            assert await one.run({}, timeout=20) == "one"
+                assert await two.run({}, timeout=120) == "two"
+            assert await one.run({}, timeout=120) == "one"
         async with second:
-            assert await two.run({}, timeout=20) == "two"
+            assert await two.run({}, timeout=120) == "two"
 
 
 async def test_an_agent_that_is_registered_while_the_engine_works_is_served(address: str) -> None:
@@ -230,7 +230,7 @@ async def test_an_agent_that_is_registered_while_the_engine_works_is_served(addr
     engine, _shop = made(address, poll=timedelta(minutes=5))
     async with engine:
         late = engine.agent(Agent(ScriptedModel([say("late")]), name="late"))
-        assert await late.run({}, timeout=20) == "late"
+        assert await late.run({}, timeout=120) == "late"
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ async def test_a_predicate_that_gives_no_verdict_lets_nothing_run(address: str, 
         return
     async with engine:
         run = await shop.start({})
-        settled = await engine.settled(run.id, 20)
+        settled = await engine.settled(run.id, 120)
         assert settled.status.final
         assert calls == []
         [step] = [step for step in await run.steps() if step.kind == "tool"]
@@ -138,7 +138,7 @@ async def test_a_render_that_gives_nothing_to_say_is_named(address: str, given: 
     engine = Engine(address)
     shop = engine.agent(Agent(ScriptedModel([say("done")]), name="shop"), render=lambda trigger: given)
     async with engine:
-        settled = await engine.settled((await shop.start({})).id, 20)
+        settled = await engine.settled((await shop.start({})).id, 120)
         assert settled.error is not None
         assert settled.error.code == "setup_failed"
         assert "render gave" in settled.error.message
@@ -159,7 +159,7 @@ async def test_a_wait_for_a_run_that_cant_end_is_a_failure_that_the_model_sees(a
     shop = engine.agent(agent)
     async with engine:
         run = await shop.start({})
-        assert await run.result(20) == "done"
+        assert await run.result(120) == "done"
         [step] = [step for step in await run.steps() if step.kind == "tool"]
         assert "waits for" in str((await run.messages(step=step.row.index))[-1].parts)
 
@@ -179,9 +179,9 @@ async def test_a_wait_for_a_run_that_has_ended_is_over_at_once(address: str, rul
     shop = engine.agent(agent)
     async with engine:
         first = await child.start({})
-        await first.result(20)
+        await first.result(120)
         ended.append(first.id)
-        assert await (await shop.start({})).result(20) == "done"
+        assert await (await shop.start({})).result(120) == "done"
 
 
 @pytest.mark.parametrize("moment", [timedelta(-1), timedelta(0), datetime(2001, 1, 1, tzinfo=UTC)])
@@ -197,5 +197,5 @@ async def test_a_wait_for_the_past_is_over_at_once(address: str, moment: Any) ->
     shop = engine.agent(agent, budget=Budget(max_steps=5))
     async with engine:
         run = await shop.start({})
-        assert await run.result(20) == "done"
+        assert await run.result(120) == "done"
         assert (await run.run()).status is RunStatus.COMPLETED

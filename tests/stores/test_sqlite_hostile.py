@@ -84,7 +84,7 @@ async def test_a_run_whose_file_is_gone_is_not_said_to_be_completed(path: Path, 
     async with engine:
         run = await shop.start({})
         while not errors:
-            await asyncio.wait_for(asyncio.shield(engine.settled(run.id, 0.1)), 20)
+            await asyncio.wait_for(asyncio.shield(engine.settled(run.id, 0.1)), 120)
         assert (await run.status()) is not RunStatus.COMPLETED
         with pytest.raises(StoreError):
             await shop.start({})
