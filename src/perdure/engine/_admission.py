@@ -168,12 +168,12 @@ def fork_of(
     Raises:
         InvalidTrigger: The change does not fit the history.
     """
-    messages = edited([decode(each) for each in checkpoint.messages], message=message, results=results)
     check_budget(budget)
     given.refuse("labels", None if labels is None else given.labels(labels))
     given.refuse("message", given.words(message))
     if results is not None and not isinstance(results, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may not be typed
         raise InvalidTrigger(f"results: must be a mapping of results by tool call id, not {given.shown(results)}.", field="results")
+    messages = edited([decode(each) for each in checkpoint.messages], message=message, results=results)
     stored = tuple(encode(each) for each in messages)
     return NewRun(
         id=runtime.new_id(),

@@ -42,13 +42,13 @@ class AgentType:
         retention: Retention | None = None,
         key_retention: timedelta | None = None,
     ) -> None:
-        self.what, self.limit, self.history = what, limit, history
-        self.name, self.version, self.budget = what.name, what.version, what.budget
-        self.step_timeout, self.tool_timeout = step_timeout, tool_timeout
         _settings.check_agent(
             what.name, effects=effects, history=history, limit=limit, step_timeout=step_timeout, tool_timeout=tool_timeout,
             model_tries=model_tries,
         )  # fmt: skip
+        self.what, self.limit, self.history = what, limit, history
+        self.name, self.version, self.budget = what.name, what.version, what.budget
+        self.step_timeout, self.tool_timeout = step_timeout, tool_timeout
         self.model_tries, self.effect_grace = model_tries, effect_grace
         self.undeclared: Undeclared = "*" if effects == "*" else "plain"
         self.held_rule: HeldEffects = "ask" if effects == "*" else effects
