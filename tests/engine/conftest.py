@@ -1,4 +1,4 @@
-"""Engines in virtual time: one simulated machine, the memory store, no real second passes."""
+"""Engines in virtual time: one simulated machine, the memory store or a real Postgres, no second of a lease passes in earnest."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
+from bridged import BridgedPostgres
 
 from perdure import Engine
 from perdure.stores.memory import MemoryStore
@@ -16,11 +17,11 @@ from perdure.testing.simulation._runtime import SimRuntime
 class Simulated:
     """A simulated machine for one test: `run` drives a coroutine on it to its end."""
 
-    def __init__(self) -> None:
+    def __init__(self, dsn: str | None = None) -> None:
         self.loop = SimLoop()
         self.replica = self.loop.replica("worker")
         self.runtime = SimRuntime(self.loop, self.replica)
-        self.store = MemoryStore(self.runtime)
+        self.store: Any = MemoryStore(self.runtime) if dsn is None else BridgedPostgres(dsn, self.runtime)
         self.errors: list[BaseException] = []
         self.replicas: dict[str, Any] = {}
 
@@ -44,8 +45,11 @@ class Simulated:
         self.loop.run_until_complete(self.replica.spawn(main(), name="test"))
 
 
-@pytest.fixture
-def sim() -> Iterator[Simulated]:
-    machine = Simulated()
+# Nightly on Postgres: each test makes a schema of its own, and each call is a real one.
+@pytest.fixture(params=["memory", pytest.param("postgres", marks=pytest.mark.nightly)])
+def sim(request: pytest.FixtureRequest) -> Iterator[Simulated]:
+    machine = Simulated(None if request.param == "memory" else request.getfixturevalue("postgres").dsn)
     yield machine
     machine.loop.close()
+    if isinstance(machine.store, BridgedPostgres):
+        machine.store.close()

@@ -350,6 +350,7 @@ class ToolDesk:
         if self._execution.stop.reason is not None or not self._enough_time():
             # The body was never called, and only this process knows it.
             self._late_effects.append(not_sent(started))
+            self._execution.abort(self._execution.stop.reason or "lease_lost")
             raise Stopped
         task = self._execution.runtime.spawn(self._do(call, body, rule, started, limit), name=f"effect {key}")
         self._in_flight.add(task)
