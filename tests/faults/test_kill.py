@@ -154,6 +154,7 @@ async def test_a_stopped_process_is_told_when_it_wakes(workers: Workers, tmp_pat
         runs = [await engine.start("worked", {"n": number}) for number in range(30)]
         first = workers.start()
         while not any(line["kind"] == "start" for line in workers.lines()):
+            os.kill(first, 0)  # raises if it has died: nothing would ever come
             await asyncio.to_thread(os.sched_yield)
         workers.stop_between_writes(first)
         workers.start()
@@ -163,6 +164,7 @@ async def test_a_stopped_process_is_told_when_it_wakes(workers: Workers, tmp_pat
         assert taken
         os.kill(first, signal.SIGCONT)
         while not any("LeaseLostError" in line.get("error", "") for line in workers.lines()):
+            os.kill(first, 0)
             await asyncio.to_thread(os.sched_yield)
         for run in runs:
             assert await run.status() is RunStatus.COMPLETED
