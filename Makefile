@@ -61,7 +61,7 @@ bench-quick: $(VENV)/.dev ## Measure overhead, size and import time as ratios, i
 docs: $(VENV)/.dev ## Build the documentation
 	$(RUN) docs/build.py
 
-nightly: $(VENV)/.dev ## Everything, with many seeds; needs the program pgbouncer
+nightly: $(VENV)/.dev ## Everything, with many seeds; needs the programs pgbouncer and faketime
 	.ci/run
 	$(RUN) -m pytest -m nightly
 	$(MAKE) crash demo demo-pipeline bench sim SEEDS=5000
