@@ -139,7 +139,9 @@ class Reader(_Lane):
 class Writer(_Lane):
     """Writes, in groups. `news` is asked, on the writer's thread, whom to tell of what a durable group may have changed."""
 
-    def __init__(self, connect: Callable[[], Connection], codec: Codec, runtime: Runtime, name: str, news: Callable[[set[Hint]], Word | None]) -> None:
+    def __init__(
+        self, connect: Callable[[], Connection], codec: Codec, runtime: Runtime, name: str, news: Callable[[set[Hint]], Word | None]
+    ) -> None:
         super().__init__(connect, codec, runtime, name)
         self._news = news
         self._urgent: deque[Job[Any]] = deque()
