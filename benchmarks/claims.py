@@ -76,7 +76,7 @@ def main() -> None:
     given = parser.parse_args()
     with PostgresServer({"fsync": "on"}) as server:
         empty = asyncio.run(claims(server.dsn, "empty", 0, 0, given.claims))
-        full = asyncio.run(claims(server.dsn, "full", given.runs, given.claimable, given.claims))
+        full = asyncio.run(claims(server.dsn, "filled", given.runs, given.claimable, given.claims))
     fine = full <= RATIO_MAX * empty
     print(f"Claims on Postgres, {given.runs:,} runs stored, {given.claimable:,} of them claimable")
     print(f"  p95 of a claim, ms: empty {empty:.2f}, full {full:.2f}, {full / empty:.2f} ×, target ≤ {RATIO_MAX} ×   {'ok' if fine else 'MISSED'}")
