@@ -260,7 +260,7 @@ async def test_without_leave_to_migrate_an_empty_database_is_refused(postgres: P
 
 
 async def test_this_release_goes_on_while_the_next_one_adds_a_column(postgres: PostgresServer, schema: str) -> None:
-    """A deploy migrates under running workers: their prepared statements are made anew."""  # case L2
+    """A deploy migrates under running workers: their prepared statements are made anew."""  # case L2, # case L6
     async with PostgresStore(postgres.dsn, schema=schema) as store:
         owner = await Bench(store).start()
         for at in range(3):
