@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar, overload
 
 from pydantic import TypeAdapter
 
-from perdure.core.codec import clean, dump
+from perdure.core.codec import clean, clean_text, dump
 from perdure.core.runtime import Runtime
 from perdure.pipeline._adapters import (
     KeepsAdvances,
@@ -62,13 +62,17 @@ async def resume_job(
         JobConflictError: It is not paused, somebody else decided otherwise, or `approved` is missing.
         UnserializableError: `value` can't be stored.
     """
-    answer = Answer("person", approved, clean(value), reason, by, runtime.now())
+    answer = Answer("person", approved, clean(value), _cleaned(reason), _cleaned(by), runtime.now())
     for _ in range(TRIES):
         job = await _job(job_id, storage)
         outcome = _resumed(job_id, job, answer)
         if outcome is None or await write(storage, scheduler, outcome, job.checkpoint) is not None:
             return
     raise JobConflictError(f"Job {job_id!r} changed each time it was to be resumed. Look at it and try again.")
+
+
+def _cleaned(text: str | None) -> str | None:
+    return None if text is None else clean_text(text)
 
 
 def _resumed(job_id: str, job: JobRecord, answer: Answer) -> Outcome | None:

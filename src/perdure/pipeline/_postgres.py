@@ -157,8 +157,9 @@ class PostgresStorage(SqlStorage):
 
     async def take_advances(self, *, limit: int, hold: timedelta) -> Sequence[Advance]:
         token = self._runtime.new_token()
-        rows = await self._write(("take_advances", {"hold": hold.total_seconds(), "limit": limit, "token": token}))
-        return [Advance(job_id, token) for _, job_id in sorted(rows)]
+        values = {"hold": hold.total_seconds(), "limit": limit, "token": token}
+        rows = await self._write(("take_advances", values), ("list_taken", values))
+        return [Advance(job_id, token) for (job_id,) in rows]
 
     # ── the tables ─────────────────────────────────────────────────────────────────────────────────────────
     async def _make(self, connection: Connection) -> None:

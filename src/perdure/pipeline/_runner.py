@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final, Literal
 
+from perdure.core.codec import clean_text
 from perdure.core.errors import StoreError
 from perdure.core.limits import DEATHS_MAX, LEASE_DEFAULT
 from perdure.core.runtime import RealRuntime, Runtime
@@ -306,12 +307,12 @@ class _Desk:
         self._showing: asyncio.Task[None] | None = None
 
     async def log(self, message: str, level: Level) -> None:
-        entry = LogEntry(self._env.runtime.now(), message, self.stay.phase, level)
+        entry = LogEntry(self._env.runtime.now(), clean_text(message), self.stay.phase, level)
         await self._hold(self.stay.outcome(hold=True, log=(entry,), progress=self._latest, durable=False))
 
     async def save(self, state: Any, note: str | None) -> Checkpoint[Any]:
         packed = replace(self.stay.checkpoint, state=self._phase.state.pack(state, self._phase.name))
-        log = () if note is None else (LogEntry(self._env.runtime.now(), note, self.stay.phase),)
+        log = () if note is None else (LogEntry(self._env.runtime.now(), clean_text(note), self.stay.phase),)
         await self._hold(self.stay.outcome(hold=True, checkpoint=packed, log=log, progress=self._latest))
         self.stay = replace(self.stay, checkpoint=packed)
         return replace(packed, state=state)

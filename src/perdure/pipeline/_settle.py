@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, TypeAlias, cast
 
-from perdure.core.codec import clean
+from perdure.core.codec import clean, clean_text
 from perdure.core.errors import UnserializableError
 from perdure.pipeline import _failures as failures
 from perdure.pipeline._adapters import Outcome
@@ -35,14 +35,14 @@ class Stay:
         return self.checkpoint.next_phase
 
     def entry(self, message: str, level: Level) -> LogEntry:
-        return LogEntry(self.now, message, self.phase, level)
+        return LogEntry(self.now, clean_text(message), self.phase, level)
 
     def outcome(self, **what: Any) -> Outcome:
         return Outcome(self.job_id, self.version, **what)
 
     def failed(self, message: str, *, logged: str | None = None) -> Outcome:
         """The checkpoint stays as it is: a retry enters this phase again."""
-        return self.outcome(status="error", error=message, log=(self.entry(logged or message, "error"),))
+        return self.outcome(status="error", error=clean_text(message), log=(self.entry(logged or message, "error"),))
 
 
 class Refused(Exception):
@@ -142,14 +142,14 @@ def _wait_record(stay: Stay, asked: Wait[Any]) -> WaitRecord:
     if isinstance(until, timedelta):
         until = stay.now + until
     if asked.approval is None:
-        return WaitRecord(stay.wait_id, "resume" if until is None else "until", asked.reason, until)
+        return WaitRecord(stay.wait_id, "resume" if until is None else "until", clean_text(asked.reason), until)
     if until is None and asked.approval.within is not None:
         until = stay.now + asked.approval.within
     try:
         data = clean(asked.approval.data)
     except UnserializableError as error:
         raise Refused(failures.bad_output(stay.phase, error.message), "unserializable") from error
-    return WaitRecord(stay.wait_id, "approval", asked.approval.question, until, data)
+    return WaitRecord(stay.wait_id, "approval", clean_text(asked.approval.question), until, data)
 
 
 def _again(stay: Stay, phase: Phase[Any], asked: Retry) -> Outcome:

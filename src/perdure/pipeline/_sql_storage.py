@@ -53,7 +53,11 @@ class SqlStorage(ABC):
         """Finish what was asked for, then give back what the storage holds. It may be used again after that."""
 
     async def __aenter__(self) -> Self:
-        await self._read("get_schema", {})
+        try:
+            await self._read("get_schema", {})
+        except BaseException:
+            await self.close()
+            raise
         return self
 
     async def __aexit__(self, *exc: object) -> None:

@@ -41,6 +41,7 @@ CREATE TABLE IF NOT EXISTS {p}advances (
     token      text
 ) WITH (fillfactor = 70);
 CREATE INDEX IF NOT EXISTS {i}advances_due ON {p}advances (due);
+CREATE INDEX IF NOT EXISTS {i}advances_token ON {p}advances (token) WHERE token IS NOT NULL;
 
 -- name: commit_outcome
 -- One statement, so one round trip and all or nothing. The version in the condition is what keeps a late writer out; everything else hangs on the row
@@ -101,9 +102,13 @@ SELECT 1 AS marked FROM {p}jobs WHERE job_id = :job_id AND mark = :mark
 INSERT INTO {p}log (job_id, entry, mark) VALUES (:job_id, :line, :mark) ON CONFLICT (mark) WHERE mark IS NOT NULL DO NOTHING
 
 -- name: take_advances
--- What another worker is taking at this moment is passed over.
-WITH due AS MATERIALIZED (
-    SELECT job_id FROM {p}advances WHERE due <= {now} AND held_until <= {now} ORDER BY due LIMIT :limit FOR UPDATE SKIP LOCKED
-)
-UPDATE {p}advances a SET held_until = {now} + :hold, token = :token FROM due WHERE a.job_id = due.job_id
-RETURNING a.due, a.job_id
+-- What another worker is taking at this moment is passed over. A repeated call takes no more than its first sending did.
+UPDATE {p}advances SET held_until = {now} + :hold, token = :token
+WHERE job_id = ANY (ARRAY(
+    SELECT job_id FROM {p}advances
+    WHERE due <= {now} AND held_until <= {now} AND NOT EXISTS (SELECT 1 FROM {p}advances WHERE token = :token)
+    ORDER BY due LIMIT :limit FOR UPDATE SKIP LOCKED
+))
+
+-- name: list_taken
+SELECT job_id FROM {p}advances WHERE token = :token ORDER BY due, job_id
