@@ -10,7 +10,7 @@ from pydantic_ai import Agent
 
 from perdure import Engine, RunStatus, StillWaiting, approve, effect
 from perdure.core.commit import ResolveOutcome
-from perdure.core.errors import WaitNotFoundError
+from perdure.core.errors import InvalidTrigger, WaitNotFoundError
 from perdure.testing.models import Reply, ScriptedModel, call, calls, say
 
 
@@ -45,11 +45,13 @@ def test_an_answer_to_what_was_never_asked_pays_nothing(sim: Any) -> None:
         async with engine:
             run = await desk.agent.start({})
             [request] = await waiting(run)
-            for forged in ("w-made-up", "", run.id, str(request.wait.row.tool_call_id), f"{run.id}:1:1:0"):
+            for forged in ("w-made-up", run.id, str(request.wait.row.tool_call_id), f"{run.id}:1:1:0"):
                 with pytest.raises(WaitNotFoundError):
                     await engine.approve(forged, by="mallory")
                 with pytest.raises(WaitNotFoundError):
                     await engine.approve(forged, by="mallory", input={"order": "7", "cents": 1})
+            with pytest.raises(InvalidTrigger, match="wait_id"):
+                await engine.approve("", by="mallory")
             other = await engine.resolve(request.id, "approve", by="mallory", input_hash="0" * 64)
             assert other.outcome is ResolveOutcome.CONFLICT
             assert (desk.paid, await run.status()) == ([], RunStatus.WAITING)
