@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import is_
 from typing import Any
 
 from perdure.core.checkpoint import Checkpoint, CheckpointWrite
@@ -61,6 +62,8 @@ class MessageLog:
     def _common(self, messages: Sequence[Any]) -> int:
         """How many leading messages are stored as they stand."""
         most = min(len(messages), len(self._stored))
+        if all(map(is_, messages, self._stored)):
+            return most
         for at in range(most):
             if messages[at] is not self._stored[at] and self._encode(messages[at]) != self._bytes[at]:
                 return at
