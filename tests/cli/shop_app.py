@@ -23,6 +23,8 @@ class Complaint(BaseModel):
 
 HOLD = Path(os.environ.get("SHOP_HOLD", "hold"))
 """While this file is there, looking an order up never ends."""
+GATE = os.environ.get("SHOP_GATE")
+"""A pipe: looking an order up ends once somebody has opened it to write."""
 BANK = Path(os.environ.get("SHOP_BANK", "bank.txt"))
 
 agent = Agent(
@@ -47,6 +49,8 @@ async def lookup_order(order: str) -> dict[str, object]:
     current_run().log("looking up", order=order)
     if held():
         await asyncio.Event().wait()
+    if GATE is not None:
+        await asyncio.to_thread(Path(GATE).read_bytes)
     return {"order": order, "items": ["kettle"]}
 
 

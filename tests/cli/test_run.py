@@ -151,7 +151,8 @@ def test_the_first_signal_hands_the_run_back(tmp_path: Path, here: Cli, number: 
 @pytest.mark.parametrize("columns", [80, 120])
 def test_on_a_terminal_nothing_is_wider_than_it(tmp_path: Path, columns: int) -> None:
     """The live view, its gauge and the card fit, and a terminal gets colours."""
-    shown = on_terminal(tmp_path, columns, *START)
+    os.mkfifo(tmp_path / "gate")
+    shown = on_terminal(tmp_path, columns, *START, env={"SHOP_GATE": "gate"}, gate=("step 1/50", tmp_path / "gate"))
     assert "\x1b[" in shown
     assert all(word in shown for word in ("step 1/50", "lookup_order", "waits for", "cents", "approvals approve"))
     pieces = re.split(r"\r\n|\r|\n", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown))
@@ -165,8 +166,15 @@ def test_without_colour_there_is_none(tmp_path: Path) -> None:
     assert "\x1b[3" not in shown and "waiting" in shown
 
 
-def on_terminal(folder: Path, columns: int, *command: str, env: dict[str, str] | None = None, first: tuple[str, ...] = ()) -> str:
-    """What a command writes to a terminal."""
+def on_terminal(
+    folder: Path,
+    columns: int,
+    *command: str,
+    env: dict[str, str] | None = None,
+    first: tuple[str, ...] = (),
+    gate: tuple[str, Path] | None = None,
+) -> str:
+    """What a command writes to a terminal. `gate`: once these words have been shown, this pipe is opened."""
     if first:
         subprocess.run([sys.executable, "-m", "perdure.cli", *first], cwd=folder, env=environment(), capture_output=True, check=False)
     ours, theirs = pty.openpty()
@@ -184,6 +192,9 @@ def on_terminal(folder: Path, columns: int, *command: str, env: dict[str, str] |
         if not piece:
             break
         shown += piece
+        if gate is not None and gate[0].encode() in shown:
+            gate[1].write_bytes(b"")
+            gate = None
     process.wait()
     os.close(ours)
     return shown.decode()
