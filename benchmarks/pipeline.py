@@ -23,6 +23,7 @@ from benchmarks.quick import line
 from perdure.pipeline import (
     Done,
     Next,
+    Phase,
     PhaseContext,
     PhaseResult,
     PipelineWorker,
@@ -51,32 +52,16 @@ async def count(ctx: PhaseContext[State]) -> PhaseResult[State]:
     return Next("count", {**ctx.state, "left": left - 1}) if left else Done()
 
 
-@phase
-async def one(ctx: PhaseContext[State]) -> PhaseResult[State]:
-    return Next("two", ctx.state)
+def hop(at: int) -> Phase[State]:
+    """The phase `at` of five: it goes on to the next, the last one ends."""
+
+    async def run(ctx: PhaseContext[State]) -> PhaseResult[State]:
+        return Next(f"phase {at + 1}", ctx.state) if at < 5 else Done()
+
+    return Phase(f"phase {at}", run, state=State)
 
 
-@phase
-async def two(ctx: PhaseContext[State]) -> PhaseResult[State]:
-    return Next("three", ctx.state)
-
-
-@phase
-async def three(ctx: PhaseContext[State]) -> PhaseResult[State]:
-    return Next("four", ctx.state)
-
-
-@phase
-async def four(ctx: PhaseContext[State]) -> PhaseResult[State]:
-    return Next("five", ctx.state)
-
-
-@phase
-async def five(ctx: PhaseContext[State]) -> PhaseResult[State]:
-    return Done()
-
-
-FIVE = [one, two, three, four, five]
+FIVE = [hop(at) for at in range(1, 6)]
 
 
 # ── one advance ────────────────────────────────────────────────────────────────────────────────────────────

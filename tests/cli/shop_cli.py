@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perdure.core.commit import RunFilter, SweepRequest
-from perdure.core.runtime import RealRuntime
+from perdure.core.limits import LEASE_DEFAULT
 from perdure.stores.sqlite import SqliteStore
 
 APP = str(Path(__file__).parent / "shop_app.py")
@@ -50,18 +50,18 @@ def until_in_a_tool(folder: Path) -> None:
         async with SqliteStore(folder / "shop.db") as store:
             while not [event for run in await store.runs(RunFilter()) for event in await store.events(run.id) if event.type == "log"]:
                 # Nobody tells what other processes write into the file, so it is asked again and again.
-                await RealRuntime().sleep(0.05)
+                await asyncio.to_thread(os.sched_yield)
 
     asyncio.run(look())
 
 
 def until_recovered(folder: Path) -> None:
-    """Sweep until a dead command's run has been taken from it, as another worker's tick does."""
+    """Let the store's clock pass the lease of a dead command's run, and take the run from it, as another worker's tick does."""
 
     async def sweep() -> None:
         async with SqliteStore(folder / "shop.db") as store:
-            while not (await store.sweep(SweepRequest(limit=10, deaths_max=5))).recovered:
-                await RealRuntime().sleep(0.05)
+            await store.move_clock(LEASE_DEFAULT)
+            assert (await store.sweep(SweepRequest(limit=10, deaths_max=5))).recovered
 
     asyncio.run(sweep())
 

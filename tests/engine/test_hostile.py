@@ -194,6 +194,21 @@ def test_a_disk_that_is_full_for_a_moment_never_makes_a_deed_look_failed(tmp_pat
     assert calls == ["done"]
 
 
+def ends_in_a_question(sim: Any, deed: Body, metadata: dict[str, Any]) -> None:
+    """Run an agent with this effect until somebody is asked what became of it."""
+
+    async def main() -> None:
+        engine = sim.engine()
+        shop = engine.agent(agent_with(deed, metadata))
+        async with engine:
+            run = await shop.start({})
+            while await run.status() is not RunStatus.WAITING:
+                await sim.runtime.sleep(0.1)
+            assert [request.kind for request in await run.requests()] == ["effect"]
+
+    sim.run(main)
+
+
 @pytest.mark.parametrize("said", [True, 5, "yes", SystemExit(1), asyncio.CancelledError(), RuntimeError("away")], ids=repr)
 def test_a_verify_that_gives_no_clear_word_asks_a_person(sim: Any, said: Any) -> None:
     """`True` could mean either: the effect never runs again on it."""
@@ -208,16 +223,7 @@ def test_a_verify_that_gives_no_clear_word_asks_a_person(sim: Any, said: Any) ->
             raise said
         return said
 
-    async def main() -> None:
-        engine = sim.engine()
-        shop = engine.agent(agent_with(deed, effect(unknown=verify)))
-        async with engine:
-            run = await shop.start({})
-            while await run.status() is not RunStatus.WAITING:
-                await sim.runtime.sleep(0.1)
-            assert [request.kind for request in await run.requests()] == ["effect"]
-
-    sim.run(main)
+    ends_in_a_question(sim, deed, effect(unknown=verify))
     assert calls == ["sent"]
 
 
@@ -422,14 +428,5 @@ def test_a_deed_that_verify_finds_undone_again_and_again_is_no_endless_loop(sim:
     async def verify(_call: Any) -> NotDone:
         return NotDone()
 
-    async def main() -> None:
-        engine = sim.engine()
-        shop = engine.agent(agent_with(deed, effect(unknown=verify)))
-        async with engine:
-            run = await shop.start({})
-            while await run.status() is not RunStatus.WAITING:
-                await sim.runtime.sleep(0.1)
-            assert [request.kind for request in await run.requests()] == ["effect"]
-
-    sim.run(main)
+    ends_in_a_question(sim, deed, effect(unknown=verify))
     assert calls == [1, 2, 3]

@@ -187,27 +187,24 @@ def test_a_guest_hears_that_the_engine_was_left(address: str) -> None:
     """Whoever waits in another thread is not left waiting, nor told of a cancellation that nobody asked for."""
     engine, shop = made(address, workers=0)
     said: list[BaseException] = []
-    asked = threading.Event()
 
     def wait() -> None:
-        asked.set()
         try:
             shop.run_sync({}, timeout=60)
         except Exception as error:
             said.append(error)
 
+    thread = threading.Thread(target=wait)
+
     async def main() -> None:
-        thread = threading.Thread(target=wait)
+        admitted = asyncio.Event()
         async with engine:
+            engine.store.on_hint(lambda _: admitted.set())
             thread.start()
-            await RealRuntime().in_thread(asked.wait)
-            while not await engine.runs():
-                await RealRuntime().sleep(0.01)
-        await RealRuntime().sleep(0)
+            await admitted.wait()
 
     run_main(main)
-    while not said:
-        threading.Event().wait(0.01)
+    thread.join()
     assert [type(error) for error in said] == [ConfigurationError]
 
 

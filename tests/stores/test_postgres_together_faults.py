@@ -73,7 +73,7 @@ async def test_a_commit_whose_reply_is_lost_is_asked_for(postgres: PostgresServe
 
 WORKER = '''
 """A worker that says when it is where the test wants to kill it, and then waits there."""
-import asyncio, sys
+import asyncio, signal, sys
 from datetime import timedelta
 from pydantic_ai import Agent
 from perdure import Engine, current_run, effect
@@ -101,7 +101,7 @@ async def main() -> None:
     engine = Engine(PostgresStore(dsn, schema=schema), lease=timedelta(seconds=1), tick=timedelta(seconds=0.2))
     engine.agent(agent)
     if stop_at == "after the commit":
-        engine.on("effect.done", lambda event: (print(stop_at, flush=True), __import__("time").sleep(600)))
+        engine.on("effect.done", lambda event: (print(stop_at, flush=True), signal.pause()))
     async with engine:
         await asyncio.Event().wait()
 

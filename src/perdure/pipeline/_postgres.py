@@ -9,9 +9,6 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Final, cast
 
-import psycopg
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
-
 from perdure.core.codec import PlainCodec, dump
 from perdure.core.errors import ConfigurationError, SchemaTooNew
 from perdure.core.runtime import Runtime
@@ -20,7 +17,7 @@ from perdure.pipeline._runner import REAL
 from perdure.pipeline._sql import checked_prefix, statements
 from perdure.pipeline._sql_storage import SCHEMA, Call, Row, SqlStorage, Values, claim_of, written
 from perdure.stores._moves._program import Query, Rows, Work
-from perdure.stores.postgres._connection import Connection, connect
+from perdure.stores.postgres._connection import Connection, address_of, connect
 from perdure.stores.postgres._pool import Pool, persistently
 from perdure.stores.postgres._wire import Statement
 
@@ -65,7 +62,7 @@ class PostgresStorage(SqlStorage):
         words = {"goes_on": GOES_ON, "s": f'"{schema}"', "p": f'"{schema}".{checked_prefix(prefix)}', "i": prefix, "now": CLOCK}
         self._sql = {name: _PARAMETER.sub(r"%(\1)s", text) for name, text in statements("postgres", words).items()}
         self._statements = {name: Statement.of(f"pipeline_{name}", text) for name, text in self._sql.items() if name != "schema"}
-        self._dsn, self.address, self._schema, self._prefix = dsn, _address(dsn), schema, prefix
+        self._dsn, self.address, self._schema, self._prefix = dsn, address_of(dsn), schema, prefix
         self._pool_max, self._pooler, self._runtime, self._clock = pool_max, pooler, runtime, clock
         self._pools: dict[asyncio.AbstractEventLoop, Pool] = {}
         self._first_loop: asyncio.AbstractEventLoop | None = None
@@ -191,16 +188,3 @@ def _array(texts: Sequence[str]) -> str:
     """Texts as Postgres writes an array of them."""
     quoted = (text.replace("\\", "\\\\").replace('"', '\\"') for text in texts)
     return "{" + ",".join(f'"{text}"' for text in quoted) + "}"
-
-
-def _address(dsn: str) -> str:
-    """The address without its secrets.
-
-    Raises:
-        ConfigurationError: It is no address of a Postgres database.
-    """
-    try:
-        parts = conninfo_to_dict(dsn)
-    except psycopg.Error as error:
-        raise ConfigurationError(f"This is no address of a Postgres database: {error}. Write postgresql://user:password@host/database.") from None
-    return make_conninfo("", **{name: value for name, value in parts.items() if name in ("host", "port", "dbname", "user")})

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import ConnStatus, TransactionStatus
 from psycopg.rows import dict_row
 
 from perdure.core.codec import Codec
+from perdure.core.errors import ConfigurationError
 from perdure.stores._moves._files import load_migrations, load_queries
 from perdure.stores._moves._program import NOTHING, Query, Row, Rows, Verb, Work
 from perdure.stores._protocol import Hint
@@ -40,6 +42,19 @@ def in_schema(text: str, schema: str) -> str:
 def statements_in(schema: str) -> dict[str, Statement]:
     """Every query for this schema."""
     return {name: Statement.of(name, in_schema(text, schema)) for name, text in QUERIES.items()}
+
+
+def address_of(dsn: str) -> str:
+    """The address without its secrets.
+
+    Raises:
+        ConfigurationError: It is no address of a Postgres database.
+    """
+    try:
+        parts = conninfo_to_dict(dsn)
+    except psycopg.Error as error:
+        raise ConfigurationError(f"This is no address of a Postgres database: {error}. Write postgresql://user:password@host/database.") from None
+    return make_conninfo("", **{name: value for name, value in parts.items() if name in ("host", "port", "dbname", "user")})
 
 
 async def connect(dsn: str) -> Raw:

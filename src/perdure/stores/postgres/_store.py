@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, Final, Self, TypeVar, cast
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from perdure.core.codec import Codec, PlainCodec
 from perdure.core.errors import ConfigurationError, SchemaTooNew, StoreUnavailable
@@ -20,7 +19,7 @@ from perdure.core.runtime import RealRuntime, Runtime
 from perdure.stores._moves._program import Verb
 from perdure.stores._moves._store import SqlStore
 from perdure.stores._protocol import Hint
-from perdure.stores.postgres._connection import MIGRATIONS, SCHEMA, Connection, connect, in_schema, statements_in
+from perdure.stores.postgres._connection import MIGRATIONS, SCHEMA, Connection, address_of, connect, in_schema, statements_in
 from perdure.stores.postgres._errors import translate
 from perdure.stores.postgres._joined import Joined
 from perdure.stores.postgres._listen import Announcer, Ears, Listener
@@ -68,7 +67,7 @@ class PostgresStore(SqlStore):
             )
         if pool_max < 1:
             raise ConfigurationError(f"PostgresStore(pool_max={pool_max}): at least one connection is needed.")
-        self._dsn, self.address = dsn, _address(dsn)
+        self._dsn, self.address = dsn, address_of(dsn)
         self._runtime = runtime or RealRuntime()
         self._schema, self._pool_max, self._pooler, self._migrate_at_start = schema, pool_max, pooler, migrate
         self._codec = codec or PlainCodec()
@@ -275,16 +274,3 @@ class PostgresStore(SqlStore):
     def _publish_delta(self, delta: Delta | Reset) -> None:
         for listener in list(self._delta_listeners):
             listener(delta)
-
-
-def _address(dsn: str) -> str:
-    """The address without its secrets.
-
-    Raises:
-        ConfigurationError: It is no address of a Postgres database.
-    """
-    try:
-        parts = conninfo_to_dict(dsn)
-    except psycopg.Error as error:
-        raise ConfigurationError(f"This is no address of a Postgres database: {error}. Write postgresql://user:password@host/database.") from None
-    return make_conninfo("", **{name: value for name, value in parts.items() if name in ("host", "port", "dbname", "user")})
