@@ -14,7 +14,7 @@ import json
 import math
 import re
 from dataclasses import fields, is_dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 import pydantic_core
 
@@ -121,9 +121,13 @@ def _key(name: Any, path: str) -> str:
     raise UnserializableError(f"{path}: a key of type {type(name).__qualname__} can't be stored as JSON.", path=path)
 
 
+_COMPACT: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+"""Made once: `json.dumps` would make one in each call."""
+
+
 def dump(value: Any) -> str:
     """Compact JSON of a value that is clean already. Non-ASCII stays readable."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return _COMPACT.encode(value)
 
 
 def load(text: str | bytes | None) -> Any:
