@@ -170,9 +170,9 @@ class Leases(Protocol):
 @runtime_checkable
 class Chains(Protocol):
     async def commit_and_claim(self, outcome: Outcome, lease: timedelta) -> Claim | None:
-        """`commit_outcome` and `claim_job` in one write, for a worker that goes on with the job. None: refused.
+        """`commit_outcome` and `claim_job` in one write, for a worker that goes on with the job: `outcome` is a step to another checkpoint. None: refused.
 
-        Not taken: the job was paused meanwhile. Taken: its next advance is due when the lease runs out, should the worker die.
+        Not taken: the job was paused meanwhile. Taken: an advance of it comes due within the lease, should the worker die.
         """
         ...
 

@@ -133,8 +133,9 @@ class MemoryStorage:
         if await self.commit_outcome(outcome) is None:
             return None
         claim = await self.claim_job(outcome.job_id, lease)
-        if claim.taken:
-            self._advances[outcome.job_id] = _Due(self._runtime.now() + lease)
+        if not claim.taken:
+            return Claim(None)
+        self._advances[outcome.job_id] = _Due(self._runtime.now() + lease)
         return claim
 
     async def renew_lease(self, job_id: str, version: int, lease: timedelta, progress: Progress | None = None) -> bool:

@@ -131,7 +131,7 @@ class Cancellation:
     def __init__(self) -> None:
         self.reason: CancelReason | None = None
         self._event = asyncio.Event()
-        self._threads = threading.Event()
+        self._threads: threading.Event | None = None
         self._follower: Cancellation | None = None
 
     def is_set(self) -> bool:
@@ -145,14 +145,19 @@ class Cancellation:
 
     def blocking_wait(self, timeout: float | None = None) -> bool:
         """The same for code in a thread: whether it fired within `timeout` seconds."""
-        return self._threads.wait(timeout)
+        with _LOCK:  # against another thread that waits; few phases do at all, so there is no event until then
+            event = self._threads = self._threads or threading.Event()
+        if self.reason is not None:
+            event.set()  # `fire` may have come before there was an event to set
+        return event.wait(timeout)
 
     def fire(self, reason: CancelReason) -> None:
         """Fire, once; on the loop that runs the phase."""
         if self.reason is None:
             self.reason = reason
             self._event.set()
-            self._threads.set()
+            if self._threads is not None:
+                self._threads.set()
             if self._follower is not None:
                 self._follower.fire(reason)
 
@@ -161,6 +166,9 @@ class Cancellation:
         self._follower = follower
         if follower is not None and self.reason is not None:
             follower.fire(self.reason)
+
+
+_LOCK: Final = threading.Lock()
 
 
 class Desk(Protocol):

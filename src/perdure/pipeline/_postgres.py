@@ -15,7 +15,7 @@ from perdure.core.runtime import Runtime
 from perdure.pipeline._adapters import Advance, Claim, Outcome
 from perdure.pipeline._runner import REAL
 from perdure.pipeline._sql import checked_prefix, statements
-from perdure.pipeline._sql_storage import SCHEMA, Call, Row, SqlStorage, Values, claim_of, written
+from perdure.pipeline._sql_storage import SCHEMA, Call, Row, SqlStorage, Values, claim_of, kept, written
 from perdure.stores._moves._program import Query, Rows, Work
 from perdure.stores.postgres._connection import Connection, address_of, connect
 from perdure.stores.postgres._pool import Pool, persistently
@@ -135,22 +135,26 @@ class PostgresStorage(SqlStorage):
         _, rows, mine = await self._ask(("claim_job", values), ("get_job", values), ("is_marked", values))
         return claim_of(rows[0] if rows else None, taken=bool(mine))
 
-    async def _commit(self, outcome: Outcome, lease: timedelta | None) -> Claim | int | None:
-        job = {"job_id": outcome.job_id}
+    async def _commit(self, outcome: Outcome) -> int | None:
+        moved = await self._moved(outcome, None)
+        return moved[0] if moved else None
+
+    async def commit_and_claim(self, outcome: Outcome, lease: timedelta) -> Claim | None:
+        moved = await self._moved(outcome, lease)
+        if moved is None:
+            return None
+        version, held, now = moved
+        return kept(outcome, version, lease, now) if held else Claim(None)
+
+    async def _moved(self, outcome: Outcome, lease: timedelta | None) -> tuple[int, bool, float] | None:
+        """Write the outcome; with `lease`, claim the job again if it is still to run. Answers its version, whether it is held, and the time."""
         values = written(outcome) | {
             "lease": None if lease is None else lease.total_seconds(), "clear_log": outcome.clear_log, "new_life": outcome.new_life,
             "log": _array([dump(line.to_json()) for line in outcome.log]),
         }  # fmt: skip
-        calls: list[Call] = [("make_job", job)] if outcome.version == 0 else []
-        calls.append(("commit_outcome", values))
-        if lease is not None:
-            calls.append(("get_job", job))
-        answers = await self._ask(*calls)
-        moved = answers[len(calls) - 1 - (lease is not None)]
-        if not moved:
-            return None
-        [(version, held)] = moved
-        return version if lease is None else claim_of(answers[-1][0], taken=held)
+        make: list[Call] = [("make_job", {"job_id": outcome.job_id})] if outcome.version == 0 else []
+        rows = await self._write(*make, ("commit_outcome", values))
+        return cast(tuple[int, bool, float], rows[0]) if rows else None
 
     async def take_advances(self, *, limit: int, hold: timedelta) -> Sequence[Advance]:
         token = self._runtime.new_token()

@@ -93,7 +93,11 @@ class Checkpoint(Generic[S]):
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, if `state` is."""
-        return _to_json(self)
+        return {
+            "next_phase": self.next_phase, "state": self.state, "created_at": self.created_at.isoformat(), "life": self.life, "step": self.step,
+            "attempt": self.attempt, "not_before": None if self.not_before is None else self.not_before.isoformat(),
+            "wait": None if self.wait is None else self.wait.to_json(),
+        }  # fmt: skip
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Checkpoint[Any]:

@@ -6,8 +6,8 @@ Read `advance_phase` first; it is the whole story.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final, Literal
@@ -36,8 +36,9 @@ Advanced = Literal["ran", "early", "busy", "idle", "lost"]
 
 @dataclass(frozen=True, slots=True)
 class Env:
-    """What an advance works with. `cancelled` fires from outside (a worker that drains); `keeper` is a worker's own. `chain` is how many phases it may
-    run in one go, where storage and scheduler allow it. After `deaths_max` leases in a row that ran out a job is given up."""
+    """What an advance works with. `cancelled` fires from outside (a worker that drains); `keeper` is a worker's own. `stays` is asked after each phase,
+    with how many were run in one go, whether the next may follow at once; None: it never does. After `deaths_max` leases in a row that ran out a job is
+    given up."""
 
     storage: StorageAdapter
     scheduler: SchedulerAdapter
@@ -45,7 +46,7 @@ class Env:
     lease: timedelta = LEASE_DEFAULT
     keeper: LeaseKeeper | None = None
     cancelled: Cancellation | None = None
-    chain: int = 1
+    stays: Callable[[int], bool] | None = None
     deaths_max: int = DEATHS_MAX
 
     async def write(self, outcome: Outcome, current: Checkpoint[Any] | None) -> int | None:
@@ -74,17 +75,24 @@ async def advance(job_id: str, phases: Phases, env: Env) -> Advanced:
         if not alone:
             return "busy"
         sent = env.runtime.monotonic()
-        came: Advanced | Claim = await _take(job_id, env)
-        for left in reversed(range(env.chain)):
-            came = await _go_on(job_id, came, phases, env if left else replace(env, chain=1), sent)
-            if not isinstance(came, Claim):
-                return came
-            sent = env.runtime.monotonic()
-        raise AssertionError("the last phase of a chain gives the job back")
+        came: Advanced | Taken = Taken(await _take(job_id, env), sent)
+        while isinstance(came, Taken):
+            came = await _go_on(job_id, came, phases, env)
+        return came
 
 
-async def _go_on(job_id: str, claim: Claim, phases: Phases, env: Env, sent: float) -> Advanced | Claim:
-    """Run the phase that the claim found. A claim in return: the job is still ours, at its next phase."""
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A claim that was sent at `sent` on the runtime's monotonic clock, after `ran` phases in one go."""
+
+    claim: Claim
+    sent: float
+    ran: int = 0
+
+
+async def _go_on(job_id: str, taken: Taken, phases: Phases, env: Env) -> Advanced | Taken:
+    """Run the phase that the claim found. Another claim in return: the job is still ours, at its next phase."""
+    claim = taken.claim
     if claim.busy is not None:
         # Not simply dropped: should the holder die, this is the advance that takes over.
         await env.scheduler.schedule_advance(job_id, claim.busy)
@@ -95,7 +103,7 @@ async def _go_on(job_id: str, claim: Claim, phases: Phases, env: Env, sent: floa
     stay = _stay(job_id, job, job.checkpoint, env, claim)
     if job.status == "paused":
         return await _wake(stay, env)
-    return await _enter(stay, job, phases, env, sent)
+    return await _enter(stay, job, phases, env, taken)
 
 
 async def _take(job_id: str, env: Env) -> Claim:
@@ -147,7 +155,7 @@ async def _wake(stay: Stay, env: Env) -> Advanced:
     return "lost" if version is None else "ran"
 
 
-async def _enter(stay: Stay, job: JobRecord, phases: Phases, env: Env, sent: float) -> Advanced | Claim:
+async def _enter(stay: Stay, job: JobRecord, phases: Phases, env: Env, taken: Taken) -> Advanced | Taken:
     """The job is ours: see whether its phase can run, run it, write the outcome."""
     at = stay.checkpoint
     phase = phases.get(at.next_phase)
@@ -164,13 +172,13 @@ async def _enter(stay: Stay, job: JobRecord, phases: Phases, env: Env, sent: flo
         state = phase.state.unpack(at.state, phase.name)
     except InvalidStateError as error:
         return await _fail(stay, stay.failed(error.message), env, error, error.code)
-    return await _work(stay, phase, replace(at, state=state), phases, env, sent)
+    return await _work(stay, phase, replace(at, state=state), phases, env, taken)
 
 
-async def _work(stay: Stay, phase: Phase[Any], at: Checkpoint[Any], phases: Phases, env: Env, sent: float) -> Advanced | Claim:
+async def _work(stay: Stay, phase: Phase[Any], at: Checkpoint[Any], phases: Phases, env: Env, taken: Taken) -> Advanced | Taken:
     desk = _Desk(stay, phase, env)
     try:
-        async with _kept(stay, desk, env, sent):
+        async with _Keeping(desk, env, taken.sent):
             result = await _run(phase, PhaseContext(stay.job_id, phase.name, at, desk.cancelled, desk))
         await desk.close()
     except JobLost:
@@ -185,19 +193,17 @@ async def _work(stay: Stay, phase: Phase[Any], at: Checkpoint[Any], phases: Phas
             env.cancelled.lead(None)
     if isinstance(result, _Raised) and result.error is desk.refused:
         raise result.error  # the storage's trouble, not the phase's: the job stays as it is, and is entered again
-    stay = replace(desk.stay, now=stay.now + timedelta(seconds=env.runtime.monotonic() - sent))
-    match result:
-        case _Raised(error, timed_out):
-            outcome = settle_exception(stay, phase, error, timed_out=timed_out)
-            return await (_fail(stay, outcome, env, error) if outcome.status == "error" else _written(stay, outcome, env))
-        case _:
-            try:
-                if isinstance(result, Wait):
-                    stay = replace(stay, wait_id=env.runtime.new_id())
-                outcome = settle(stay, phase, phases, result)
-            except Refused as refused:
-                return await _fail(stay, stay.failed(refused.message), env, refused.__cause__, refused.code)
-            return await _moved(stay, outcome, env)
+    stay = replace(desk.stay, now=stay.now + timedelta(seconds=env.runtime.monotonic() - taken.sent))
+    if isinstance(result, _Raised):
+        outcome = settle_exception(stay, phase, result.error, timed_out=result.timed_out)
+        return await (_fail(stay, outcome, env, result.error) if outcome.status == "error" else _written(stay, outcome, env))
+    try:
+        if isinstance(result, Wait):
+            stay = replace(stay, wait_id=env.runtime.new_id())
+        outcome = settle(stay, phase, phases, result)
+    except Refused as refused:
+        return await _fail(stay, stay.failed(refused.message), env, refused.__cause__, refused.code)
+    return await _moved(stay, outcome, env, taken.ran + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,12 +214,14 @@ class _Raised:
 
 async def _run(phase: Phase[S], context: PhaseContext[S]) -> PhaseResult[S] | _Raised:
     """The phase's own code, within its time."""
-    limit = asyncio.timeout(phase.timeout)
+    limit = None if phase.timeout is None else asyncio.timeout(phase.timeout)
     try:
+        if limit is None:
+            return await phase.run(context)
         async with limit:
             return await phase.run(context)
     except Exception as error:
-        timed_out = isinstance(error, TimeoutError) and limit.expired()
+        timed_out = isinstance(error, TimeoutError) and limit is not None and limit.expired()
         if timed_out:
             context.cancelled.fire("timeout")
         return _Raised(error, timed_out)
@@ -223,16 +231,20 @@ async def _written(stay: Stay, outcome: Outcome, env: Env) -> Advanced:
     return "lost" if await env.write(outcome, stay.checkpoint) is None else "ran"
 
 
-async def _moved(stay: Stay, outcome: Outcome, env: Env) -> Advanced | Claim:
+async def _moved(stay: Stay, outcome: Outcome, env: Env, ran: int) -> Advanced | Taken:
     """Write a phase's outcome; where the next one may follow at once, keep the job in the same write."""
     chain = chaining(env.storage)
-    goes_on = outcome.advance == NOW and outcome.status is None and env.chain > 1 and chain is not None
-    if not goes_on or chain is None or (env.cancelled is not None and env.cancelled.is_set()):
+    if chain is None or outcome.advance != NOW or outcome.status is not None or not _may_stay(env, ran):
         return await _written(stay, outcome, env)
+    sent = env.runtime.monotonic()
     claim = await chain.commit_and_claim(outcome, env.lease)
     if claim is None:
         return "lost"
-    return claim if claim.taken else "ran"
+    return Taken(claim, sent, ran) if claim.taken else "ran"
+
+
+def _may_stay(env: Env, ran: int) -> bool:
+    return env.stays is not None and env.stays(ran) and not (env.cancelled is not None and env.cancelled.is_set())
 
 
 async def _fail(stay: Stay, outcome: Outcome, env: Env, cause: BaseException | None, code: str | None = None) -> Advanced:
@@ -241,34 +253,37 @@ async def _fail(stay: Stay, outcome: Outcome, env: Env, cause: BaseException | N
     raise PhaseError(outcome.error or "", job_id=stay.job_id, phase=stay.phase, code=code) from cause
 
 
-@asynccontextmanager
-async def _kept(stay: Stay, desk: _Desk, env: Env, sent: float) -> AsyncGenerator[None]:
-    """Keep the lease while the phase is at work, and abort it when the lease is lost."""
-    leaser = leasing(env.storage)
-    if leaser is None:
-        yield
-        return
-    abort = _Abort()
+class _Keeping:
+    """Keeps the lease while the phase is at work, and aborts it when the lease is lost."""
 
-    def lost() -> None:
-        desk.cancelled.fire("lease_lost")
-        abort.fire()
+    def __init__(self, desk: _Desk, env: Env, sent: float) -> None:
+        self._desk, self._env, self._sent = desk, env, sent
+        leaser = leasing(env.storage)
+        self._keeper = None if leaser is None else env.keeper or LeaseKeeper(leaser, env.lease, env.runtime)
+        self._later: asyncio.Task[None] | None = None
+        self._abort = _Abort()
 
-    keeper = env.keeper or LeaseKeeper(leaser, env.lease, env.runtime)
-    desk.held = keeper.hold(stay.job_id, stay.version, sent, lost)
-    # A keeper of our own is a thread: most phases are over before it would have anything to do.
-    later = None if env.keeper else env.runtime.spawn(_start_later(keeper, env.runtime), name="perdure-pipeline-keeper")
-    try:
-        yield
-    except asyncio.CancelledError:
-        if abort.was_ours():
+    async def __aenter__(self) -> None:
+        keeper, desk, runtime = self._keeper, self._desk, self._env.runtime
+        if keeper is None:
+            return
+        desk.held = keeper.hold(desk.stay.job_id, desk.stay.version, self._sent, self._lost)
+        if self._env.keeper is None:
+            # A keeper of our own is a thread: most phases are over before it would have anything to do.
+            self._later = runtime.spawn(_start_later(keeper, runtime), name="perdure-pipeline-keeper")
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if self._keeper is not None and self._desk.held is not None:
+            self._keeper.let_go(self._desk.held)
+            if self._later is not None:
+                self._later.cancel()
+                await self._keeper.stop()
+        if isinstance(error, asyncio.CancelledError) and self._abort.was_ours():
             raise JobLost from None
-        raise
-    finally:
-        keeper.let_go(desk.held)
-        if later is not None:
-            later.cancel()
-            await keeper.stop()
+
+    def _lost(self) -> None:
+        self._desk.cancelled.fire("lease_lost")
+        self._abort.fire()
 
 
 async def _start_later(keeper: LeaseKeeper, runtime: Runtime) -> None:

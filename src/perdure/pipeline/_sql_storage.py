@@ -36,11 +36,11 @@ class SqlStorage(ABC):
         """Statements in one transaction; the rows of the last. `durable` False: it may be lost with the machine, not with the process."""
 
     @abstractmethod
-    async def _commit(self, outcome: Outcome, lease: timedelta | None) -> Claim | int | None:
-        """Write the outcome whole; with `lease`, and if the job is still to run, take it again in the same transaction.
+    async def _commit(self, outcome: Outcome) -> int | None:
+        """Write the outcome whole. Answers the version; None: somebody else was there first."""
 
-        Answers the version, with `lease` the claim; None: somebody else was there first.
-        """
+    @abstractmethod
+    async def commit_and_claim(self, outcome: Outcome, lease: timedelta) -> Claim | None: ...
 
     @abstractmethod
     async def claim_job(self, job_id: str, lease: timedelta) -> Claim: ...
@@ -99,16 +99,10 @@ class SqlStorage(ABC):
         return unpack(rows[0][0]) if rows else None
 
     async def commit_outcome(self, outcome: Outcome) -> int | None:
-        version = await self._commit(outcome, None)
-        assert not isinstance(version, Claim)
+        version = await self._commit(outcome)
         if version is not None and outcome.advance is not None:
             self._tell()
         return version
-
-    async def commit_and_claim(self, outcome: Outcome, lease: timedelta) -> Claim | None:
-        claim = await self._commit(outcome, lease)
-        assert not isinstance(claim, int)
-        return claim
 
     async def renew_lease(self, job_id: str, version: int, lease: timedelta, progress: Progress | None = None) -> bool:
         values = {"job_id": job_id, "version": version, "lease": lease.total_seconds(), "progress": progress_of(progress)}
@@ -165,6 +159,12 @@ def claim_of(row: Row | None, *, taken: bool) -> Claim:
     job = record(row)
     held = None if taken or job.status != "running" else job.lease_left
     return Claim(job, taken, held, time_of(row[-1]))
+
+
+def kept(outcome: Outcome, version: int, lease: timedelta, now: float) -> Claim:
+    """The claim of a job that was moved and kept in one write. What was just written need not be read back: the next phase is entered with it."""
+    assert isinstance(outcome.checkpoint, Checkpoint)
+    return Claim(JobRecord("running", outcome.checkpoint, version=version, lease_left=lease), taken=True, now=time_of(now))
 
 
 def record(row: Row) -> JobRecord:

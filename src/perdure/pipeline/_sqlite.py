@@ -11,11 +11,10 @@ from typing import Any
 from perdure.core.codec import dump
 from perdure.core.errors import SchemaTooNew
 from perdure.core.runtime import Runtime
-from perdure.pipeline._adapters import KEEP, Advance, Claim, Outcome
-from perdure.pipeline._records import JobRecord
+from perdure.pipeline._adapters import Advance, Claim, Outcome
 from perdure.pipeline._runner import REAL
 from perdure.pipeline._sql import checked_prefix, statements
-from perdure.pipeline._sql_storage import SCHEMA, Call, Row, SqlStorage, Values, claim_of, time_of, written
+from perdure.pipeline._sql_storage import SCHEMA, Call, Row, SqlStorage, Values, claim_of, kept, written
 from perdure.pipeline._sqlite_thread import SqliteThread, Sync
 
 
@@ -71,17 +70,31 @@ class SqliteStorage(SqlStorage):
 
         return await self._thread.call(claim, "write")
 
-    async def _commit(self, outcome: Outcome, lease: timedelta | None) -> Claim | int | None:
-        values: dict[str, Any] = written(outcome) | {"now": self._now(), "lease": None if lease is None else lease.total_seconds()}
-        lines = [{"job_id": outcome.job_id, "line": dump(line.to_json())} for line in outcome.log]
+    async def _commit(self, outcome: Outcome) -> int | None:
+        values, lines = self._values(outcome)
+        moved = await self._thread.call(lambda connection: self._move(connection, outcome, values, lines), "durable" if outcome.durable else "write")
+        return outcome.version + (not outcome.hold) if moved else None
 
-        def commit(connection: sqlite3.Connection) -> Claim | int | None:
-            if not self._move(connection, outcome, values, lines):
-                return None
-            version = outcome.version + (not outcome.hold)
-            return version if lease is None else self._again(connection, outcome, values, version, lease)
+    async def commit_and_claim(self, outcome: Outcome, lease: timedelta) -> Claim | None:
+        values, lines = self._values(outcome)
+        values["lease"] = lease.total_seconds()
 
-        return await self._thread.call(commit, "durable" if outcome.durable else "write")
+        def commit(connection: sqlite3.Connection) -> Claim | None:
+            sql, execute = self._sql, connection.execute
+            if execute(sql["move_on"], values).rowcount != 1:
+                return Claim(None) if self._move(connection, outcome, values, lines) else None
+            if values["entry"] is not None:
+                execute(sql["put_entry"], values)
+            for line in lines:
+                execute(sql["append_log"], line)
+            execute(sql["keep_advance"], values)
+            return kept(outcome, outcome.version + 2, lease, values["now"])
+
+        return await self._thread.call(commit)
+
+    def _values(self, outcome: Outcome) -> tuple[dict[str, Any], list[Values]]:
+        """The parameters of an outcome's statements, and those of its lines of log."""
+        return written(outcome) | {"now": self._now()}, [{"job_id": outcome.job_id, "line": dump(line.to_json())} for line in outcome.log]
 
     async def take_advances(self, *, limit: int, hold: timedelta) -> Sequence[Advance]:
         if not await self._read("due_advance", {}):
@@ -110,15 +123,6 @@ class SqliteStorage(SqlStorage):
         elif not outcome.hold:
             execute(sql["delete_advance"], values)
         return True
-
-    def _again(self, connection: sqlite3.Connection, outcome: Outcome, values: Values, version: int, lease: timedelta) -> Claim:
-        """Claim the job that was moved just now."""
-        taken = connection.execute(self._sql["claim_job"], values).rowcount == 1
-        if not taken or outcome.checkpoint is KEEP:
-            return claim_of(connection.execute(self._sql["get_job"], values).fetchone(), taken=taken)
-        connection.execute(self._sql["next_is"], {**values, "delay": lease.total_seconds()})
-        # What was just written need not be read back: a phase that is entered at once gets it as it would get the stored one.
-        return Claim(JobRecord("running", outcome.checkpoint, version=version + 1, lease_left=lease), taken=True, now=time_of(values["now"]))
 
     # ── the tables ─────────────────────────────────────────────────────────────────────────────────────────
     def _prepare(self, connection: sqlite3.Connection) -> None:

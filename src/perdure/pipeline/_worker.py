@@ -27,7 +27,7 @@ CONCURRENCY: Final = 16
 """Phases that one worker runs at a time unless told otherwise: phases wait for models and networks most of their time."""
 
 CHAIN: Final = 16
-"""Phases of one job that follow each other in one worker before the others get their turn: each saves a trip through the queue."""
+"""Phases of one job that follow each other in a worker that is full, before others get their turn: each saves a trip through the queue."""
 
 
 class QueueStorage(StorageAdapter, KeepsAdvances, Protocol):
@@ -75,7 +75,6 @@ class PipelineWorker:
         self._on_error = on_error or _log_error
         self.scheduler = StorageScheduler(storage)
         self._joined = joined(storage, self.scheduler)
-        self._chain = CHAIN if self._joined else 1
         self._keeper = LeaseKeeper(storage, lease, runtime) if isinstance(storage, Leases) else None
         self._at_work: dict[asyncio.Task[None], Cancellation] = {}
         self._wake = asyncio.Event()
@@ -131,7 +130,7 @@ class PipelineWorker:
                 if not await self._take():
                     if not self._at_work:
                         break
-                    await asyncio.wait([*self._at_work], return_when=asyncio.FIRST_COMPLETED)
+                    await self._wake.wait()
         finally:
             await self._drain()
             off()
@@ -185,8 +184,21 @@ class PipelineWorker:
             self._on_error(taken.job_id, error)
 
     async def _run(self, job_id: str, cancelled: Cancellation) -> Advanced | None:
-        env = Env(self._storage, self.scheduler, self._runtime, self._lease, self._keeper, cancelled, chain=self._chain, deaths_max=self._deaths_max)
+        env = Env(
+            self._storage,
+            self.scheduler,
+            self._runtime,
+            self._lease,
+            self._keeper,
+            cancelled,
+            self._stays if self._joined else None,
+            self._deaths_max,
+        )
         return await advance(job_id, self._phases, env)
+
+    def _stays(self, ran: int) -> bool:
+        """Whether a job may go on at once: while there is room, it is in nobody's way."""
+        return len(self._at_work) < self._concurrency or ran % CHAIN != 0
 
     async def _recover(self) -> None:
         if not isinstance(self._storage, ListsRunning):

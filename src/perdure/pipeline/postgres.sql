@@ -81,13 +81,16 @@ WITH moved AS (
     FROM moved WHERE CAST(:delay AS double precision) IS NOT NULL
     ON CONFLICT (job_id) DO UPDATE SET
         due = CASE WHEN CAST(:hold AS boolean) AND a.token IS NULL AND a.due < excluded.due THEN a.due ELSE excluded.due END, held_until = 0, token = NULL
+    -- A worker that keeps the job has an advance of it, which is good for a while yet: mostly nothing is written.
+    WHERE NOT EXISTS (SELECT 1 FROM moved WHERE held AND NOT CAST(:hold AS boolean))
+        OR greatest(a.due, a.held_until) < {now} + CAST(:lease AS double precision) / 2
 ), dropped AS (
     DELETE FROM {p}advances
     WHERE CAST(:delay AS double precision) IS NULL AND NOT CAST(:hold AS boolean) AND job_id IN (SELECT job_id FROM moved)
 )
-SELECT version, held FROM moved
+SELECT version, held, {now} AS now FROM moved
 UNION ALL
-SELECT version, lease_until IS NOT NULL FROM {p}jobs WHERE job_id = :job_id AND mark = :mark
+SELECT version, lease_until IS NOT NULL, {now} FROM {p}jobs WHERE job_id = :job_id AND mark = :mark
 
 -- name: claim_job
 UPDATE {p}jobs SET

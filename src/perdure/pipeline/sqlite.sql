@@ -55,6 +55,12 @@ UPDATE {p}jobs SET
     updated_at  = {now}
 WHERE job_id = :job_id AND version = :version
 
+-- name: move_on
+-- A step and the claim of the next one, which is most of what a busy worker writes: the row is touched once.
+UPDATE {p}jobs SET
+    entry = :entry, checkpoint = :checkpoint, progress = NULL, version = version + 2, lease_until = {now} + :lease, deaths = 0, updated_at = {now}
+WHERE job_id = :job_id AND version = :version AND status = 'running'
+
 -- name: put_entry
 INSERT INTO {p}entries (job_id, phase, checkpoint) VALUES (:job_id, :entry, :reached)
 ON CONFLICT (job_id, phase) DO UPDATE SET checkpoint = excluded.checkpoint
@@ -69,6 +75,11 @@ INSERT INTO {p}log (job_id, entry) VALUES (:job_id, :line)
 -- After an outcome: this advance and no other.
 INSERT INTO {p}advances (job_id, due) VALUES (:job_id, {now} + :delay)
 ON CONFLICT (job_id) DO UPDATE SET due = excluded.due, held_until = 0, token = NULL
+
+-- name: keep_advance
+-- The job stays with its worker, whose advance comes due again should it die. That one is good for a while yet: mostly nothing is written.
+INSERT INTO {p}advances AS a (job_id, due) VALUES (:job_id, {now} + :lease)
+ON CONFLICT (job_id) DO UPDATE SET due = excluded.due, held_until = 0, token = NULL WHERE max(a.due, a.held_until) < {now} + :lease / 2
 
 -- name: delete_advance
 DELETE FROM {p}advances WHERE job_id = :job_id
