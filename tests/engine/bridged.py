@@ -30,12 +30,13 @@ DUE = """
 SELECT least(
     (SELECT min(least(due_at, deadline)) FROM {schema}.run WHERE status IN ('pending', 'interrupted', 'waiting')),
     (SELECT min(lease_expires_at) FROM {schema}.run WHERE status = 'running'),
-    (SELECT min(expires_at) FROM {schema}.wait WHERE resolved_at IS NULL)
+    (SELECT min(least(expires_at, notice_at)) FROM {schema}.wait WHERE resolved_at IS NULL)
 )
 """
 IDLE: dict[str, Callable[[Any], bool]] = {
     "claim": lambda runs: not runs,
     "sweep": lambda swept: not swept.count,
+    "claim_notices": lambda due: not due,
     "get": lambda run: True,
 }
 """Calls of who waits, and how to tell that they changed nothing."""
@@ -46,7 +47,7 @@ class BridgedPostgres:
     """The store that simulated engines share. The real one lives on a loop and thread of its own; whoever calls is blocked until it answers."""
 
     def __init__(self, dsn: str, runtime: Runtime) -> None:
-        self._dsn, self._runtime = dsn, runtime
+        self._runtime = runtime
         self.schema = f"simulated_{next(SCHEMAS)}"
         self._listeners: list[Callable[[Hint], None]] = []
         self._hints: list[Hint] = []
@@ -55,8 +56,8 @@ class BridgedPostgres:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        with psycopg.connect(dsn, autocommit=True) as connection:
-            connection.execute(STOPPED_CLOCK.format(schema=self.schema).encode())
+        self._aside = psycopg.connect(dsn, autocommit=True)
+        self._aside.execute(STOPPED_CLOCK.format(schema=self.schema).encode())
         options = f"options=-csearch_path%3D{self.schema},pg_catalog"
         self._store = PostgresStore(f"{dsn}&{options}", schema=self.schema, pool_max=2, pooler=True)
         self._wait(self._store.__aenter__())
@@ -77,8 +78,8 @@ class BridgedPostgres:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-        with psycopg.connect(self._dsn, autocommit=True) as connection:
-            connection.execute(f"DROP SCHEMA {self.schema} CASCADE".encode())
+        self._aside.execute(f"DROP SCHEMA {self.schema} CASCADE".encode())
+        self._aside.close()
 
     def on_hint(self, callback: Callable[[Hint], None]) -> Callable[[], None]:
         self._listeners.append(callback)
@@ -95,8 +96,7 @@ class BridgedPostgres:
 
     def _due(self) -> datetime | None:
         """When time alone may change an answer."""
-        with psycopg.connect(self._dsn, autocommit=True) as connection:
-            row = connection.execute(DUE.format(schema=self.schema).encode()).fetchone()
+        row = self._aside.execute(DUE.format(schema=self.schema).encode()).fetchone()
         assert row is not None
         return None if row[0] is None else EPOCH + timedelta(microseconds=row[0])
 

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import json
 import os
-import sqlite3
 import subprocess
 import sys
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
+
+from perdure.stores.postgres import PostgresStore
+from perdure.stores.sqlite import SqliteStore
+from perdure.testing.postgres import PostgresServer
 
 BEFORE = '''
 """The program as it was when the run was asked for."""
 import asyncio
+import os
 from datetime import timedelta
 from pydantic_ai import Agent
 from perdure import Engine, Waiting, approve, effect
@@ -35,7 +43,7 @@ def refund(order: str, cents: int) -> str:
     """Pay back."""
     raise RuntimeError("the old program must not pay")
 
-engine = Engine("sqlite:///runs.db")
+engine = Engine(os.environ["STORE"])
 durable = engine.agent(agent, version="1")
 
 async def main() -> None:
@@ -54,6 +62,7 @@ AFTER = '''
 """The next release: other words, another module, one more tool, an optional argument."""
 import asyncio
 import json
+import os
 import sys
 from pydantic_ai import Agent, RunContext
 from perdure import Engine, approve, effect
@@ -81,7 +90,7 @@ def refund(ctx: RunContext[str], order: str, cents: int, note: str = "") -> str:
         file.write(f"refund {order} {cents} {ctx.deps}\\n")
     return "refunded"
 
-engine = Engine("sqlite:///runs.db")
+engine = Engine(os.environ["STORE"])
 durable = engine.agent(agent, version="2", deps="fresh")
 
 async def main(run_id: str, answer: str) -> None:
@@ -102,50 +111,85 @@ if __name__ == "__main__":
 '''
 
 
-def run(folder: Path, *command: str) -> list[str]:
-    """One process from its start to its end."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PERDURE_")}
-    done = subprocess.run([sys.executable, *command], cwd=folder, env=kept, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+PLACES = itertools.count(1)
 
 
-def later(database: Path, by: timedelta) -> None:
-    """Move the store's clock, the only one that deadlines are judged by."""
-    connection = sqlite3.connect(database)
-    with connection:
-        connection.execute("UPDATE meta SET value = value + ? WHERE name = 'clock_offset'", (by // timedelta(microseconds=1),))
-    connection.close()
+@dataclass(frozen=True)
+class Place:
+    """Where the processes of one test meet: a folder, and the address of a store."""
+
+    folder: Path
+    store: str
+
+    def run(self, *command: str) -> list[str]:
+        """One process from its start to its end."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("PERDURE_")}
+        done = subprocess.run(
+            [sys.executable, *command], cwd=self.folder, env={**kept, "STORE": self.store}, capture_output=True, text=True, check=False, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    def release(self, program: str) -> None:
+        """Deploy this program in the place of the one before."""
+        (self.folder / "app.py").write_text(program)
+
+    def later(self, by: timedelta) -> None:
+        """Move the store's clock, the only one that deadlines are judged by."""
+
+        async def move() -> None:
+            async with PostgresStore(self.store) if self.store.startswith("postgresql:") else SqliteStore(self.folder / "runs.db") as store:
+                await store.move_clock(by)
+
+        asyncio.run(move())
+
+    @property
+    def calls(self) -> list[str]:
+        """What the tools of all programs did."""
+        return (self.folder / "calls.txt").read_text().splitlines()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """An empty one."""
+    if request.param == "sqlite":
+        return Place(tmp_path, "sqlite:///runs.db")
+    server: PostgresServer = request.getfixturevalue("postgres")
+    database = f"two_processes_{next(PLACES)}"
+    with psycopg.connect(server.dsn, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {database}".encode())
+    return Place(tmp_path, server.dsn.replace("/postgres?", f"/{database}?"))
 
 
 @pytest.mark.parametrize("door", ["python", "command line"])
-def test_an_answer_a_month_and_a_release_later_starts_one_tool_call(tmp_path: Path, door: str) -> None:
+def test_an_answer_a_month_and_a_release_later_starts_one_tool_call(place: Place, door: str) -> None:
     """By the request's id alone; what ran before the wait is not run again. # case B8, # case B15, # case B17"""
-    (tmp_path / "app.py").write_text(BEFORE)
-    run_id, request = run(tmp_path, "app.py")
-    (tmp_path / "app.py").write_text(AFTER)
-    later(tmp_path / "runs.db", timedelta(days=30))
+    place.release(BEFORE)
+    run_id, request = place.run("app.py")
+    place.release(AFTER)
+    place.later(timedelta(days=30))
     if door == "command line":
-        [told] = run(tmp_path, "-m", "perdure.cli", "approvals", "approve", request, "--input", '{"order": "7", "cents": 400}', "--by", "eva", "--store", "sqlite:///runs.db")  # fmt: skip
+        edited = '{"order": "7", "cents": 400}'
+        [told] = place.run("-m", "perdure.cli", "approvals", "approve", request, "--input", edited, "--by", "eva", "--store", place.store)
         assert "approve" in told
-    [line] = run(tmp_path, "app.py", run_id, request if door == "python" else "")
+    [line] = place.run("app.py", run_id, request if door == "python" else "")
     said: Any = json.loads(line)
     assert said["outcomes"] == (["resolved", "already", "conflict"] if door == "python" else [])
     assert (said["output"], said["refusals"]) == ("Paid back.", 0)
-    assert (tmp_path / "calls.txt").read_text().splitlines() == ["look", "refund 7 400 fresh"]
+    assert place.calls == ["look", "refund 7 400 fresh"]
     assert said["events"].count("run.claimed") == 2 and said["events"].count("run.settled") == 1
-    [line] = run(tmp_path, "app.py", run_id, "")
-    assert (tmp_path / "calls.txt").read_text().splitlines() == ["look", "refund 7 400 fresh"], "whoever looks again starts nothing"
+    [line] = place.run("app.py", run_id, "")
+    assert place.calls == ["look", "refund 7 400 fresh"], "whoever looks again starts nothing"
 
 
-def test_an_answer_after_the_deadline_pays_nothing(tmp_path: Path) -> None:
+def test_an_answer_after_the_deadline_pays_nothing(place: Place) -> None:
     """The month passed the deadline: the late answer is told so, and the model that the request lapsed. # case B2"""
-    (tmp_path / "app.py").write_text(BEFORE)
-    run_id, request = run(tmp_path, "app.py")
-    (tmp_path / "app.py").write_text(AFTER)
-    later(tmp_path / "runs.db", timedelta(days=61))
-    [line] = run(tmp_path, "app.py", run_id, request)
+    place.release(BEFORE)
+    run_id, request = place.run("app.py")
+    place.release(AFTER)
+    place.later(timedelta(days=61))
+    [line] = place.run("app.py", run_id, request)
     said: Any = json.loads(line)
     assert set(said["outcomes"]) == {"expired"}
     assert said["output"] == "Paid back."  # the script's words; nothing was paid
-    assert (tmp_path / "calls.txt").read_text().splitlines() == ["look"]
+    assert place.calls == ["look"]

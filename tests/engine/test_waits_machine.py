@@ -12,6 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pytest
+from bridged import BridgedPostgres
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -25,6 +27,7 @@ from perdure.notifiers import Notice
 from perdure.stores.memory import MemoryStore
 from perdure.stores.sqlite import SqliteStore
 from perdure.testing.models import Reply, ScriptedModel, StrictProvider, call, calls, say
+from perdure.testing.postgres import PostgresServer
 from perdure.testing.simulation._loop import SimLoop, tidy
 from perdure.testing.simulation._runtime import SimRuntime
 
@@ -44,12 +47,13 @@ STORY = (
 class World:
     """A simulated machine: one worker process at a time, and people with a process of their own."""
 
-    def __init__(self, kind: str, folder: Path) -> None:
+    def __init__(self, kind: str, folder: Path, dsn: str) -> None:
         self.loop = SimLoop(steps_max=50_000_000)
         self.kind, self.folder = kind, folder
         self.people = self.loop.replica("people")
         self.runtime = SimRuntime(self.loop, self.people, seed="people")
-        self.memory = MemoryStore(self.runtime)
+        self.shared: Any = BridgedPostgres(dsn, self.runtime) if kind == "postgres" else MemoryStore(self.runtime)
+        """The store of all processes, where they do not open one each."""
         self.errors: list[BaseException] = []
         self.asked: Counter[int] = Counter()
         """Model requests by run number."""
@@ -64,7 +68,7 @@ class World:
         self.boot()
 
     def store(self, runtime: SimRuntime) -> Any:
-        return self.memory if self.kind == "memory" else SqliteStore(self.folder / "runs.db", runtime)
+        return SqliteStore(self.folder / "runs.db", runtime) if self.kind == "sqlite" else self.shared
 
     def do(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Let people do something; the worker goes on meanwhile."""
@@ -137,12 +141,13 @@ class WaitsMachine(RuleBasedStateMachine):
     """People, the world, time and crashes, in any order."""
 
     kind = "memory"
+    dsn = ""
 
     def __init__(self) -> None:
         super().__init__()
         self.exit = ExitStack()
         self.exit.enter_context(tidy())
-        self.world = World(self.kind, Path(self.exit.enter_context(TemporaryDirectory())))
+        self.world = World(self.kind, Path(self.exit.enter_context(TemporaryDirectory())), self.dsn)
         self.runs: list[str] = []
         self.cancels: Counter[str] = Counter()
         self.won: dict[str, tuple[str, str, Any]] = {}
@@ -301,6 +306,8 @@ class WaitsMachine(RuleBasedStateMachine):
             self.world.close()
         finally:
             self.world.loop.close()
+            if isinstance(self.world.shared, BridgedPostgres):
+                self.world.shared.close()
             self.exit.close()
 
     def come_to_rest(self) -> None:
@@ -354,8 +361,29 @@ class SqliteWaitsMachine(WaitsMachine):
     kind = "sqlite"
 
 
+class PostgresWaitsMachine(WaitsMachine):
+    """The same on a real server that shows the simulation's clock."""
+
+    kind = "postgres"
+
+
+class LongPostgresWaitsMachine(PostgresWaitsMachine):
+    """The same, for as long as it takes to meet what is rare."""
+
+
+@pytest.fixture(scope="session")
+def served(postgres: PostgresServer) -> None:
+    """Tells the machine where the server is: it makes its own schemas."""
+    PostgresWaitsMachine.dsn = postgres.dsn
+
+
 WALK = settings(max_examples=30, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))
 TestWaitsInMemory = WaitsMachine.TestCase
 TestWaitsInMemory.settings = WALK
 TestWaitsOnSqlite = SqliteWaitsMachine.TestCase
 TestWaitsOnSqlite.settings = settings(WALK, max_examples=15)
+# The same walks each time, so that a change is judged by itself; new ones are searched for nightly.
+TestWaitsOnPostgres = pytest.mark.usefixtures("served")(PostgresWaitsMachine.TestCase)
+TestWaitsOnPostgres.settings = settings(WALK, max_examples=5, derandomize=True)
+TestWaitsOnPostgresAtLength = pytest.mark.nightly(pytest.mark.usefixtures("served")(LongPostgresWaitsMachine.TestCase))
+TestWaitsOnPostgresAtLength.settings = settings(WALK, max_examples=60, stateful_step_count=40)
