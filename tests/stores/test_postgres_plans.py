@@ -46,6 +46,7 @@ SELECT 'w' || seq, seq, 1, 'approval', 'q', 1, 'deny', seq, seq, CASE WHEN statu
 FROM plans.run;
 INSERT INTO plans.wait_token (wait, hash) SELECT seq, 'h' FROM plans.wait;
 INSERT INTO plans.signal (run, seq, id, name, at) SELECT seq, 1, 's', 'paid', 1 FROM plans.run WHERE seq % 5 = 0;
+INSERT INTO plans.reservation (run, epoch, step, tokens, cost) SELECT seq, 1, 1, 10, '0' FROM plans.run WHERE seq % 3 = 0;
 INSERT INTO plans.thread_head (thread, run_id) SELECT 't' || n, 'r' || n FROM generate_series(0, 4999) n;
 INSERT INTO plans.artifact (id, media_type, size, created_at, body) SELECT 'a' || n, 'text/plain', 1, 1, 'x' FROM generate_series(1, 5000) n;
 ANALYZE;

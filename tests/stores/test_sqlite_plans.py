@@ -50,11 +50,12 @@ SCANS_ALLOWED = {
 
 @pytest.mark.parametrize("name", sorted(QUERIES))
 def test_no_query_scans_a_table(database: sqlite3.Connection, name: str) -> None:
-    """Every table is searched by an index or its key."""
+    """Every table is searched by an index or its key. What a recursive query has found so far is no table."""
+    found = {f"SCAN {each}" for each in re.findall(r"WITH RECURSIVE (\w+)", QUERIES[name])}
     lines = [
         line
         for line in plan(database, name)
-        if line.startswith("SCAN") and "VIRTUAL TABLE" not in line and "CONSTANT ROW" not in line and "(subquery" not in line
+        if line.startswith("SCAN") and line not in found and "VIRTUAL TABLE" not in line and "CONSTANT ROW" not in line and "(subquery" not in line
     ]
     assert name in SCANS_ALLOWED or all("COVERING INDEX" in line and "LIMIT" in QUERIES[name] for line in lines), lines
 
@@ -67,6 +68,7 @@ def test_no_query_scans_a_table(database: sqlite3.Connection, name: str) -> None
         ("list_runs_of_status", "run_status"), ("list_runs_of_thread", "run_thread"), ("list_runs_of_parent", "run_parent"), ("list_open_waits", "wait_question"),
         ("list_current_waits", "wait_run"), ("list_waits_for_effect", "wait_effect"), ("list_open_waits_of_all", "wait_open"),
         ("list_due_notices", "wait_notice"), ("list_effects_of_claim", "effect_claim"), ("list_open_effects", "effect_open"),
+        ("list_family", "run_parent"), ("list_room_waits", "wait_room"),
     ],
 )  # fmt: skip
 def test_a_query_uses_the_index_that_was_made_for_it(database: sqlite3.Connection, name: str, index: str) -> None:

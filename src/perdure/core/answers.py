@@ -12,6 +12,7 @@ from perdure.core.commit import Resolve, ResolveOutcome, Signal
 from perdure.core.effect import Effect, EffectState, EffectWrite
 from perdure.core.endings import own_effect
 from perdure.core.errors import ConfigurationError
+from perdure.core.family import waits_for_room
 from perdure.core.limits import EFFECT_GRACE
 from perdure.core.run import Run
 from perdure.core.wait import Resolution, ResolutionKind, WaitPoint, WaitWrite
@@ -256,7 +257,15 @@ def budget_news(row: WaitWrite, run: Run, now: datetime) -> Resolution | None:
 
 
 def answer_at_birth(
-    row: WaitWrite, run: Run, *, now: datetime, signal: Signal | None = None, child: Run | None = None, effect: Effect | None = None
+    row: WaitWrite,
+    run: Run,
+    *,
+    now: datetime,
+    signal: Signal | None = None,
+    child: Run | None = None,
+    effect: Effect | None = None,
+    cap: Run | None = None,
+    room: Resolution | None = None,
 ) -> Resolution | None:
     """The answer that a row would open with: then it is written resolved instead. None: it opens.
 
@@ -267,6 +276,8 @@ def answer_at_birth(
         signal: The oldest one of the row's name that this generation has not taken. It is taken if the answer is an `event`.
         child: The run that the row names.
         effect: The effect that the row names.
+        cap: The run whose shared budget a `budget` row is about (`data["of"]`); absent: its own.
+        room: The news of a row that waits for room, where nobody is in flight any more.
     """
     if due(row, now):
         return None if fails_run(row) else expiry(row, now)
@@ -276,7 +287,12 @@ def answer_at_birth(
         return child_news(child, now)
     if row.kind == "effect" and effect is not None:
         return effect_news(effect, now)
-    return budget_news(row, run, now) if row.kind == "budget" else None
+    return room or budget_news(row, cap or run, now) if row.kind == "budget" else None
+
+
+def cap_of(row: WaitWrite) -> str | None:
+    """The run whose budget a top-up of this row changes, where it is not the row's own."""
+    return row.data.get("of") if row.kind == "budget" else None
 
 
 def topped_up(run: Run, resolution: Resolution) -> Run:
@@ -317,10 +333,15 @@ def moved_deadline(row: WaitWrite, expires_at: datetime | None) -> WaitWrite:
     return replace(row, expires_at=expires_at, warn_at=expires_at - (row.expires_at - row.warn_at))
 
 
+def asks_people(wait: WaitPoint) -> bool:
+    """Whether somebody is to be told about this row at all: not where it waits for another run's effect, or for room under a shared budget."""
+    return wait.kind in PEOPLE and (wait.kind != "effect" or own_effect(wait)) and not waits_for_room(wait.row)
+
+
 def notice_due(wait: WaitPoint, now: datetime) -> bool:
     """Whether somebody should be told about this row: that it waits, or once that it soon runs out."""
     told = wait.notified_at is not None
-    if not wait.open or wait.kind not in PEOPLE or due(wait.row, now) or (wait.kind == "effect" and not own_effect(wait)):
+    if not wait.open or not asks_people(wait) or due(wait.row, now):
         return False
     if wait.notify_after is not None and wait.notify_after > now:
         return False

@@ -15,6 +15,7 @@ from perdure.core.budget import Budget, Usage
 from perdure.core.checkpoint import Checkpoint, CheckpointWrite
 from perdure.core.effect import Effect, EffectWrite
 from perdure.core.event import EventWrite
+from perdure.core.family import ReservationEnds
 from perdure.core.run import Activity, Run, RunError, RunStatus
 from perdure.core.step import Step, StepWrite
 from perdure.core.trigger import TriggerEnvelope
@@ -128,7 +129,7 @@ class Commit:
     """One write of a running run, conditional on status, epoch, token and `commit_no` (the row's + 1).
 
     `usage` is the run's own total, absolute. `progress` is True when it stores a response, an answer or a new wait row: it resets the deaths.
-    `children` are admitted in the same transaction. The store adds its own events after `events`: those of `core/facts.py`, nobody else writes them.
+    `children` are admitted in the same transaction. `reservation` ends the room that this claim has taken for a model call (`core/family.py`). The store adds its own events after `events`: those of `core/facts.py`, nobody else writes them.
     """
 
     run_id: str
@@ -145,6 +146,7 @@ class Commit:
     ending: Ending | None = None
     progress: bool = False
     version: str | None = None
+    reservation: ReservationEnds | None = None
 
 
 class Outcome(StrEnum):
@@ -324,7 +326,7 @@ class Loaded:
     `checkpoint` is the one with the highest index of the current generation, or None. `steps` are the rows of that index, `effects` those of
     the current generation, `held` the effects of earlier generations and of the fork's ancestor, `waits` every row of the current generation.
     `model_calls` counts the llm steps of this generation that have no error; `recent` are its last llm steps (at most `RECENT_STEPS`), oldest first,
-    so that counters come from what is stored, never from memory.
+    so that counters come from what is stored, never from memory. `shares`: a cap may be shared with other runs, so each model call asks for room first.
     """
 
     run: Run
@@ -335,6 +337,7 @@ class Loaded:
     waits: tuple[WaitPoint, ...]
     model_calls: int = 0
     recent: tuple[Step, ...] = ()
+    shares: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,6 +107,9 @@ CLAIM_BATCH: Final = 16
 POLL: Final = timedelta(seconds=0.5)
 """How often an idle worker looks for work when nothing woke it."""
 
+ROOM_LOOK: Final = timedelta(seconds=15)
+"""How long a run waits for room under a shared budget before it looks by itself: who died with a reservation wakes nobody."""
+
 TICK: Final = timedelta(seconds=1)
 """How often a worker looks for expired leases, waits and timers."""
 

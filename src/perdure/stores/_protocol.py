@@ -43,6 +43,7 @@ from perdure.core.commit import (
 )  # fmt: skip
 from perdure.core.effect import Effect
 from perdure.core.event import Delta, Event, Reset
+from perdure.core.family import Reserve, Reserved
 from perdure.core.run import Run
 from perdure.core.step import Step
 from perdure.core.wait import WaitPoint
@@ -90,6 +91,14 @@ class Store(Protocol):
 
     async def commit(self, commit: Commit) -> Committed:
         """Apply the whole commit or nothing of it, and say which."""
+        ...
+
+    async def reserve(self, ask: Reserve) -> Reserved:
+        """Take room for one model call under the budgets that a run shares with its family, in one conditional write.
+
+        Raises:
+            RunNotFoundError: There is no such run.
+        """
         ...
 
     async def resolve(self, request: Resolve) -> Resolved:

@@ -13,7 +13,7 @@ from perdure.core.commit import Commit, Committed, Ending, Outcome, Park, Releas
 from perdure.core.effect import Effect, EffectState, EffectWrite
 from perdure.core.errors import Conflict, RunNotFoundError, StoreError
 from perdure.core.run import RunStatus, settled_as
-from perdure.stores._moves import _life, _rows
+from perdure.stores._moves import _family, _life, _rows
 from perdure.stores._moves._admit import admit_at, put_checkpoint
 from perdure.stores._moves._draft import Draft, lock, lock_to_end, lock_whole
 from perdure.stores._moves._program import NOTHING, Program, Query, Row, Rows, Work, moment
@@ -32,7 +32,7 @@ def commit(work: Work, ask: Commit) -> Program[Committed]:
 
     Most commits end nothing and open nothing: they take the short way, one read and one batch of writes, whose cost does not depend on the run's length.
     """
-    if ask.ending is None and not ask.waits and not ask.children:
+    if ask.ending is None and not ask.waits and not ask.children and ask.reservation is None:
         return (yield from _short(work, ask))
     return (yield from _long(work, ask))
 
@@ -65,6 +65,8 @@ def _short(work: Work, ask: Commit) -> Program[Committed]:
 
 
 def _long(work: Work, ask: Commit) -> Program[Committed]:
+    family = None if ask.reservation is None else ask.reservation.family
+    yield from _family.eldest_first(work, family, *(wait.name for wait in ask.waits if wait.kind == "budget"))
     draft = yield from (lock_whole if ask.ending is None else lock_to_end)(work, ask.run_id)
     if draft is None:
         raise RunNotFoundError(ask.run_id)
@@ -88,6 +90,8 @@ def _long(work: Work, ask: Commit) -> Program[Committed]:
         draft.run = replace(draft.run, deaths=0)
     yield from _wake_own(draft, ask.effects)
     yield from _wake_others(draft, ask.effects)
+    if ask.reservation is not None:
+        yield from _life.end_reservation(draft, ask.reservation)
     yield from _end(draft, ask.ending)
     return Committed(Outcome.APPLIED, run.epoch, draft.run.status, draft.run.cancel_requested, first_event, opened, answered)
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from perdure.core import answers, endings, facts
+from perdure.core import answers, endings, facts, family
 from perdure.core.commit import CancelRequest, Signal
 from perdure.core.effect import Effect
 from perdure.core.run import Run, RunError, RunStatus, rest
 from perdure.core.wait import Resolution, ResolutionKind, WaitPoint, WaitWrite
-from perdure.stores._moves import _rows
+from perdure.stores._moves import _family, _rows
 from perdure.stores._moves._draft import Draft, lock_whole
 from perdure.stores._moves._program import Program, Row, Work, moment
 
@@ -96,7 +96,8 @@ def _look(draft: Draft, write: WaitWrite) -> Program[Resolution | None]:
     effect = None if write.effect_key is None else (yield from find_effect(work, write.effect_key))
     now = moment(draft.now)
     assert now is not None
-    answer = answers.answer_at_birth(write, run, now=now, signal=signal and signal[1], child=child, effect=effect)
+    cap, room = (yield from _family.look(draft, write)) if write.kind == "budget" else (None, None)
+    answer = answers.answer_at_birth(write, run, now=now, signal=signal and signal[1], child=child, effect=effect, cap=cap, room=room)
     if signal is not None and answer is not None and answer.kind is ResolutionKind.EVENT:
         work.write("take_signal", run=draft.seq, seq=signal[0], generation=run.generation)
     return answer
@@ -113,7 +114,7 @@ def close(draft: Draft, wait: WaitPoint, resolution: Resolution) -> None:
 def _record(draft: Draft, wait: WaitPoint, resolution: Resolution) -> None:
     draft.log(facts.wait_step(wait, resolution))
     draft.tell(facts.resolved(wait.row, resolution))
-    if wait.kind == "budget":
+    if wait.kind == "budget" and answers.cap_of(wait.row) is None:
         draft.run = answers.topped_up(draft.run, resolution)
 
 
@@ -232,3 +233,37 @@ def _wake(draft: Draft, rows: Sequence[Row], news: Resolution) -> Program[None]:
         for wait in [wait for wait in waits if wait.id == row["id"] and not answers.due(wait.row, now)]:
             close(other, wait, news)
             yield from answered(other)
+
+
+# ── shared budgets ─────────────────────────────────────────────────────────────────────────────────────────
+def end_reservation(draft: Draft, ends: family.ReservationEnds) -> Program[None]:
+    """The reservation of this claim is over; those who wait for room look again, whether or not this made any."""
+    if not ends.kept:
+        draft.work.write("drop_reservation", run=draft.seq, epoch=draft.row["epoch"])
+    yield from wake_family(draft.work, ends.family)
+
+
+def top_up(draft: Draft, of: str | None, resolution: Resolution) -> Program[None]:
+    """The limits that an answer names, on the run whose cap it is; whoever had come to them looks again."""
+    other = draft if of is None else (yield from lock_whole(draft.work, of))
+    if other is None:
+        return
+    other.run = answers.topped_up(other.run, resolution)
+    eldest = yield from _family.eldest_of(draft.work, other.id)
+    yield from wake_family(draft.work, eldest or other.id, topped_up=other.id)
+
+
+def wake_family(work: Work, eldest: str, *, topped_up: str | None = None) -> Program[None]:
+    """Tell those who wait for room to look again, and after a top-up those who had come to that run's limit."""
+    rows = yield from work.rows("list_room_waits", family=eldest)
+    for row in rows:
+        other = yield from lock_whole(work, row["run_id"])
+        if other is None:
+            continue
+        waits = yield from open_waits(other)
+        now = moment(other.now)
+        assert now is not None
+        for wait in [wait for wait in waits if wait.id == row["id"] and not answers.due(wait.row, now)]:
+            if family.waits_for_room(wait.row) or (topped_up is not None and answers.cap_of(wait.row) == topped_up):
+                close(other, wait, family.room_news(now))
+                yield from answered(other)

@@ -11,7 +11,7 @@ from perdure.core import answers, endings, facts, revive
 from perdure.core.commit import Cancelled, CancelRequest, Retried, RetryRequest, SweepRequest, Swept
 from perdure.core.errors import RunNotFoundError
 from perdure.core.run import RunStatus
-from perdure.stores._moves import _life
+from perdure.stores._moves import _family, _life
 from perdure.stores._moves._draft import Draft, lock_to_end
 from perdure.stores._moves._program import Program, Query, Work, moment
 
@@ -36,6 +36,7 @@ def cancel(work: Work, ask: CancelRequest) -> Program[Cancelled]:
 
 def retry(work: Work, ask: RetryRequest) -> Program[Retried]:
     """Bring a failed or cancelled run back."""
+    eldest = None if ask.budget is None else (yield from _family.lock_line(work, ask.run_id))
     draft = yield from _found(work, ask.run_id)
     if revive.answered_already(draft.run, ask):
         return Retried(draft.run, "already")
@@ -47,6 +48,8 @@ def retry(work: Work, ask: RetryRequest) -> Program[Retried]:
         work.write("date_key", agent=draft.run.agent, key=key, run_id=draft.id, now=None)
     draft.tell(facts.retried(draft.run, ask))
     yield from _life.come_to_rest(draft, RunStatus.PENDING)
+    if eldest is not None:
+        yield from _life.wake_family(work, eldest, topped_up=draft.id)
     return Retried(draft.stored(), "retried")
 
 

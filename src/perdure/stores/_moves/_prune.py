@@ -45,7 +45,7 @@ def forget(work: Work, old: Old, ask: PruneRequest) -> Program[bool]:
 
 
 _ALL_OF_A_RUN = (
-    "drop_tokens_of", "drop_waits_of", "drop_effects_of", "drop_signals_of", "drop_events_of", "drop_steps_of", "drop_checkpoints_of", "drop_messages_of",
+    "drop_tokens_of", "drop_waits_of", "drop_effects_of", "drop_reservations_of", "drop_signals_of", "drop_events_of", "drop_steps_of", "drop_checkpoints_of", "drop_messages_of",
     "drop_holds", "drop_body", "drop_run",
 )  # fmt: skip
 

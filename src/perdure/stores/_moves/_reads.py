@@ -15,7 +15,7 @@ from perdure.core.limits import RECENT_STEPS
 from perdure.core.run import Run, RunStatus
 from perdure.core.step import Step
 from perdure.core.wait import WaitPoint
-from perdure.stores._moves import _rows
+from perdure.stores._moves import _family, _rows
 from perdure.stores._moves._admit import run_of_key
 from perdure.stores._moves._program import Program, Query, Row, Work, micros, moment
 
@@ -52,12 +52,13 @@ def find(work: Work, agent: str, key: str) -> Program[Run | None]:
 def load(work: Work, run_id: str) -> Program[Loaded]:
     run = yield from _found(work, run_id)
     place = {"run": run.seq, "generation": run.generation}
-    last, effects, waits, count, recent = yield from work.read(
+    last, effects, waits, count, recent, line = yield from work.read(
         Query("last_checkpoint", place),
         Query("list_effects_of", {"run": run.seq}),
         Query("list_current_waits", place),
         Query("count_model_calls", place),
         Query("list_recent_calls", {**place, "limit": RECENT_STEPS}),
+        _family.asks_for_line(run),
     )
     checkpoint = yield from _with_messages(work, run, last)
     steps = yield from work.rows("list_steps_of", **place, idx=0 if checkpoint is None else checkpoint.index)
@@ -72,6 +73,7 @@ def load(work: Work, run_id: str) -> Program[Loaded]:
         waits=tuple(_rows.read_wait(work, row) for row in waits),
         model_calls=count[0]["count"],
         recent=tuple(_rows.read_step(work, row, run_id) for row in reversed(recent)),
+        shares=_family.shares(line),
     )
 
 

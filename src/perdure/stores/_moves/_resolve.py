@@ -13,7 +13,7 @@ from perdure.core.errors import Conflict, EffectNotFoundError, RunNotFoundError,
 from perdure.core.limits import SIGNALS_MAX
 from perdure.core.run import RunStatus
 from perdure.core.wait import Resolution, ResolutionKind, WaitPoint
-from perdure.stores._moves import _life, _rows
+from perdure.stores._moves import _family, _life, _rows
 from perdure.stores._moves._draft import Draft, lock_whole
 from perdure.stores._moves._program import Program, Query, Work, moment
 
@@ -34,6 +34,10 @@ def lock_wait(work: Work, wait_id: str) -> Program[tuple[Draft, WaitPoint]]:
     found = yield from work.row("get_wait", id=wait_id)
     if found is None:
         raise WaitNotFoundError(wait_id)
+    if found["kind"] == "budget":
+        # A top-up may change the budget of a run above, and wakes others of the family.
+        cap = answers.cap_of(_rows.read_wait(work, found).row) or found["run_id"]
+        yield from _family.lock_line(work, cap)
     draft = yield from lock_whole(work, found["run_id"])
     row = yield from work.row("get_wait", id=wait_id)
     if draft is None or row is None:
@@ -54,6 +58,8 @@ def _decide(draft: Draft, wait: WaitPoint, verdict: Verdict, effect: Effect | No
         yield from _settle(draft, effect, verdict.resolution)
     _life.close(draft, wait, verdict.resolution)
     yield from _life.answered(draft)
+    if wait.kind == "budget" and verdict.resolution.decision == "top_up":
+        yield from _life.top_up(draft, answers.cap_of(wait.row), verdict.resolution)
     return replace(wait, resolution=verdict.resolution)
 
 

@@ -7,14 +7,13 @@ from typing import Any, Final, NamedTuple, cast
 
 from pydantic_core import to_json
 
-from perdure.core.answers import PEOPLE
+from perdure.core.answers import asks_people
 from perdure.core.artifact import Artifact
 from perdure.core.budget import Budget, Usage
 from perdure.core.checkpoint import Checkpoint
 from perdure.core.codec import dump, load
 from perdure.core.commit import Signal
 from perdure.core.effect import Effect, EffectState, EffectWrite, effect_key
-from perdure.core.endings import own_effect
 from perdure.core.event import Event
 from perdure.core.run import Activity, Run, RunError, RunStatus
 from perdure.core.step import Step, StepWrite
@@ -244,7 +243,7 @@ def write_hold(wait: WaitPoint) -> dict[str, Any]:
 
 def _notice_at(wait: WaitPoint) -> int | None:
     """The earliest moment at which `notice_due` may hold, so that an index finds the rows that are due."""
-    if wait.kind not in PEOPLE or (wait.kind == "effect" and not own_effect(wait)):
+    if not asks_people(wait):
         return None
     first = wait.created_at if wait.notified_at is None else wait.row.warn_at if wait.warned_at is None else None
     return None if first is None else micros(max(first, wait.notify_after or first))

@@ -39,10 +39,11 @@ from perdure.core.commit import (
 )  # fmt: skip
 from perdure.core.effect import Effect
 from perdure.core.event import Event
+from perdure.core.family import Reserve, Reserved
 from perdure.core.run import Run
 from perdure.core.step import Step
 from perdure.core.wait import WaitPoint
-from perdure.stores._moves import _admit, _claim, _commit, _lifecycle, _notices, _prune, _reads, _resolve
+from perdure.stores._moves import _admit, _claim, _commit, _family, _lifecycle, _notices, _prune, _reads, _resolve
 from perdure.stores._moves._program import Program, Verb, Work, span
 from perdure.stores._protocol import Hint
 
@@ -80,6 +81,9 @@ class SqlStore(ABC):
 
     async def commit(self, commit: Commit) -> Committed:
         return await self._write(lambda work: _commit.commit(work, commit))
+
+    async def reserve(self, ask: Reserve) -> Reserved:
+        return await self._write(lambda work: _family.reserve(work, ask))
 
     async def resolve(self, request: Resolve) -> Resolved:
         return await self._write(lambda work: _resolve.resolve(work, request))

@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import cast
 
-from perdure.core import answers, endings, facts
+from perdure.core import answers, endings, facts, family
 from perdure.core.answers import Verdict
 from perdure.core.checkpoint import Checkpoint, CheckpointWrite
 from perdure.core.commit import Admitted, CancelRequest, Commit, Committed, NewRun, Outcome, Park, Release, ResolveOutcome, Settle
@@ -96,6 +96,8 @@ class Moves(Tables):
             row.run = replace(row.run, deaths=0)
         for effect in commit.effects:
             self._wake_for_effect(row.effects[effect.key], now, own=True)
+        if commit.reservation is not None:
+            self._end_reservation(row, commit.reservation, now)
         self._end(row, commit.ending, now)
         row.ended_by_commit = commit.ending is not None
         row.answer = Committed(Outcome.APPLIED, run.epoch, row.run.status, row.run.cancel_requested, first_event, opened, answered)
@@ -178,7 +180,11 @@ class Moves(Tables):
         """Nothing that comes before a row is lost: look for its answer first."""
         signal = row.inbox(write.name) if write.kind == "event" and write.name is not None else None
         effect = None if write.effect_key is None else self.effect(write.effect_key)
-        answer = answers.answer_at_birth(write, row.run, now=now, signal=signal, child=self._named_child(write), effect=effect)
+        cap = answers.cap_of(write)
+        answer = answers.answer_at_birth(
+            write, row.run, now=now, signal=signal, child=self._named_child(write), effect=effect, cap=None if cap not in self.rows else self.rows[cap].run,
+            room=family.room_at_birth(write, row.run.id, *self.family(write.name), now) if write.kind == "budget" and write.name else None,
+        )  # fmt: skip
         if signal is not None and answer is not None and answer.kind is ResolutionKind.EVENT:
             row.signals[signal.id] = (signal, row.run.generation)
         return answer
@@ -194,7 +200,7 @@ class Moves(Tables):
         del self.open[wait.id]
         self.log(row, [facts.wait_step(wait, resolution)])
         self.tell(row, facts.resolved(wait.row, resolution))
-        if wait.kind == "budget":
+        if wait.kind == "budget" and answers.cap_of(wait.row) is None:
             row.run = answers.topped_up(row.run, resolution)
 
     def answered(self, row: Row, now: datetime) -> None:
@@ -216,6 +222,8 @@ class Moves(Tables):
             self.settle_effect(row, row.effects[cast(str, wait.row.effect_key)], verdict.resolution, now)
         self.close(row, wait, verdict.resolution)
         self.answered(row, now)
+        if wait.kind == "budget" and verdict.resolution.decision == "top_up":
+            self._top_up(answers.cap_of(wait.row) or row.run.id, verdict.resolution, now)
 
     def settle_effect(self, row: Row, effect: Effect, word: Resolution, now: datetime) -> None:
         row.effects[effect.key] = answers.effect_answered(effect, word, now)
@@ -299,6 +307,40 @@ class Moves(Tables):
         """Tell the rows that wait for this effect: other runs' under its business key, and its own run's unless that is what was answered."""
         rows = [wait for wait in self.all_open() if wait.kind == "effect" and wait.row.effect_key == effect.key]
         self._wake([wait for wait in rows if own or wait.run_id != effect.run_id], answers.effect_news(effect, now), now)
+
+    # ── shared budgets ─────────────────────────────────────────────────────────────────────────────────────
+    def reserve(self, row: Row, ask: family.Reserve) -> family.Reserved:
+        """Take room for one model call under every cap above it."""
+        run = row.run
+        answer = family.Reserved(family.Room.LOST, run.epoch, run.status, run.cancel_requested)
+        mine = run.status is RunStatus.RUNNING and (run.epoch, run.claim_token, run.commit_no) == (ask.epoch, ask.token, ask.commit_no)
+        if not mine:
+            return answer
+        eldest = self.eldest(run.id)
+        verdict = family.judge(ask, *self.family(eldest))
+        if verdict.room is family.Room.RESERVED and family.taken(ask) not in self.reservations:
+            self.reservations.append(family.taken(ask))
+        return family.with_room(answer, verdict, eldest)
+
+    def _end_reservation(self, row: Row, ends: family.ReservationEnds, now: datetime) -> None:
+        if not ends.kept:
+            self.reservations = [each for each in self.reservations if (each.run_id, each.epoch) != (row.run.id, row.run.epoch)]
+        self.wake_family(ends.family, now)
+
+    def _top_up(self, run_id: str, resolution: Resolution, now: datetime) -> None:
+        """The limits that an answer names, on the run whose cap it is; whoever had come to them looks again."""
+        row = self.rows.get(run_id)
+        if row is None:
+            return
+        row.run = answers.topped_up(row.run, resolution)
+        self.touch(row)
+        self.wake_family(self.eldest(run_id), now, topped_up=run_id)
+
+    def wake_family(self, eldest: str, now: datetime, *, topped_up: str | None = None) -> None:
+        """Tell those who wait for room to look again, and after a top-up those who had come to that limit."""
+        rows = [wait for wait in self.all_open() if wait.kind == "budget" and wait.row.name == eldest]
+        told = [wait for wait in rows if family.waits_for_room(wait.row) or (topped_up is not None and answers.cap_of(wait.row) == topped_up)]
+        self._wake(told, family.room_news(now), now)
 
     def _wake(self, waits: Iterable[WaitPoint], news: Resolution | None, now: datetime) -> None:
         for wait in waits:

@@ -35,20 +35,26 @@ def _needed(tables: Tables, row: Row) -> bool:
         or any(blocks_key(effect) and not (effect.row.claim or "run:").startswith("run:") for effect in row.effects.values())
         or run.id in tables.heads.values()
         or any(_needs(each.run, run) for each in tables.rows.values())
+        or _counts(tables, run)
     )
 
 
 def _needs(other: Run, run: Run) -> bool:
-    """Whether another run still needs this one: as its ancestor, its child, or the turn before it."""
+    """Whether another run still needs this one: as its ancestor, or as the turn before it."""
     if other.parent_run == run.id:
         return other.forked or not other.status.final
-    if run.parent_run == other.id and not run.forked:
-        return not other.status.final
     return other.head == run.id and other.status is not RunStatus.COMPLETED
+
+
+def _counts(tables: Tables, run: Run) -> bool:
+    """Whether what it has spent still counts: for a run above it that has not settled."""
+    above = tables.above(run)
+    return above is not None and (not above.run.status.final or _counts(tables, above.run))
 
 
 def _forget(tables: Tables, run_id: str) -> None:
     row = tables.rows.pop(run_id)
+    tables.reservations = [each for each in tables.reservations if each.run_id != run_id]
     for wait_id in row.waits:
         del tables.waits[wait_id]
         tables.tokens.pop(wait_id, None)

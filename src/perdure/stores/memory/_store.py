@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from threading import Lock
 from typing import Any, Self, cast
 
-from perdure.core import answers, endings, facts, revive
+from perdure.core import answers, endings, facts, family, revive
 from perdure.core.artifact import Artifact
 from perdure.core.checkpoint import Checkpoint
 from perdure.core.commit import (
@@ -48,6 +48,7 @@ from perdure.core.commit import (
 from perdure.core.effect import Effect, EffectState
 from perdure.core.errors import ArtifactNotFoundError, Conflict, EffectNotFoundError
 from perdure.core.event import Delta, Event, Reset
+from perdure.core.family import Reserve, Reserved
 from perdure.core.limits import RECENT_STEPS, SIGNALS_MAX
 from perdure.core.run import Run, RunStatus
 from perdure.core.runtime import RealRuntime, Runtime
@@ -126,6 +127,10 @@ class MemoryStore:
                 return replace(row.answer, outcome=Outcome.ALREADY, status=row.run.status, cancel_requested=row.run.cancel_requested)
             return Committed(Outcome.LOST, row.run.epoch, row.run.status, row.run.cancel_requested)
 
+    async def reserve(self, ask: Reserve) -> Reserved:
+        with self._write():
+            return self._moves.reserve(self._moves.row(ask.run_id), ask)
+
     # ── wait rows ──────────────────────────────────────────────────────────────────────────────────────────
     async def resolve(self, request: Resolve) -> Resolved:
         with self._write():
@@ -177,6 +182,8 @@ class MemoryStore:
             row.run = revive.revived(run, request, now)
             self._moves.tell(row, facts.retried(row.run, request))
             self._moves.rest(row, RunStatus.PENDING, now)
+            if request.budget is not None:
+                self._moves.wake_family(self._moves.eldest(run.id), now, topped_up=run.id)
             return Retried(copied(row.run), "retried")
 
     async def sweep(self, request: SweepRequest) -> Swept:
@@ -272,7 +279,10 @@ class MemoryStore:
             good = sum(step.row.error is None for step in calls)
             recent = tuple(calls[-RECENT_STEPS:])
             waits = tuple(row.current_waits())
-            return copied(Loaded(run, checkpoint, steps, tuple(row.current_effects()), tuple(held), waits, model_calls=good, recent=recent))
+            shares = family.shares(run.id, self._moves.family(self._moves.eldest(run_id))[0])
+            return copied(
+                Loaded(run, checkpoint, steps, tuple(row.current_effects()), tuple(held), waits, model_calls=good, recent=recent, shares=shares)
+            )
 
     async def get(self, run_id: str) -> Run | None:
         with self._lock:

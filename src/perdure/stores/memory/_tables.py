@@ -12,6 +12,7 @@ from perdure.core.commit import Committed, Signal
 from perdure.core.effect import Effect
 from perdure.core.errors import RunNotFoundError, WaitNotFoundError
 from perdure.core.event import Event, EventWrite
+from perdure.core.family import Member, Reservation, held
 from perdure.core.run import Run, RunStatus
 from perdure.core.step import Step, StepWrite
 from perdure.core.wait import WaitPoint
@@ -76,6 +77,7 @@ class Tables:
         self.effects: dict[str, str] = {}
         self.artifacts: dict[str, tuple[Artifact, bytes]] = {}
         self.tokens: dict[str, set[str]] = {}
+        self.reservations: list[Reservation] = []
         self.news: dict[Hint, None] = {}
 
     def now(self) -> datetime:
@@ -122,6 +124,30 @@ class Tables:
             return []
         parent = self.rows[run.parent_run]
         return [*self.fork_ancestors(parent.run), parent]
+
+    def eldest(self, run_id: str) -> str:
+        """The run at the head of this one's family: a fork begins a family of its own."""
+        run = self.row(run_id).run
+        above = self.above(run)
+        return run.id if above is None else self.eldest(above.run.id)
+
+    def above(self, run: Run) -> Row | None:
+        """Who started this run. A parent was admitted before its child: an id that was forgotten and used again makes no circle."""
+        row = None if run.forked or run.parent_run is None else self.rows.get(run.parent_run)
+        return row if row is not None and row.run.seq < run.seq else None
+
+    def family(self, eldest: str) -> tuple[list[Member], list[Reservation]]:
+        """A run and all that it started, however deep, with their reservations."""
+        members: list[Member] = []
+        todo = [self.row(eldest).run]
+        while todo:
+            run = todo.pop(0)
+            spent = run.usage
+            parent = None if run.id == eldest else run.parent_run
+            members.append(Member(run.id, parent, spent.total_tokens, spent.cost_at_least, run.budget, held(run.status, run.epoch)))
+            todo += [row.run for row in self.rows.values() if row.run.parent_run == run.id and self.above(row.run) is not None]
+        ids = {member.id for member in members}
+        return members, [each for each in self.reservations if each.run_id in ids]
 
     def put_effect(self, row: Row, effect: Effect) -> None:
         row.effects[effect.key] = effect

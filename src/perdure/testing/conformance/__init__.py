@@ -15,7 +15,7 @@ import pytest
 if TYPE_CHECKING:
     from perdure.testing.conformance._machine import StoreMachine
 
-for _module in ("admit", "bench", "checkpoints", "claims", "commits", "effects", "prune", "reads", "runs", "values", "waits"):
+for _module in ("admit", "bench", "checkpoints", "claims", "commits", "effects", "families", "prune", "reads", "runs", "values", "waits"):
     pytest.register_assert_rewrite(f"{__name__}._{_module}")
 
 from perdure.testing.conformance._admit import AdmitConformance  # noqa: E402
@@ -23,6 +23,7 @@ from perdure.testing.conformance._checkpoints import CheckpointConformance  # no
 from perdure.testing.conformance._claims import ClaimConformance, HoldConformance, LeaseConformance  # noqa: E402
 from perdure.testing.conformance._commits import CommitConformance  # noqa: E402
 from perdure.testing.conformance._effects import EffectConformance  # noqa: E402
+from perdure.testing.conformance._families import FamilyConformance  # noqa: E402
 from perdure.testing.conformance._kit import Conformance, Kit, SizedKit  # noqa: E402
 from perdure.testing.conformance._prune import PruneConformance  # noqa: E402
 from perdure.testing.conformance._reads import ArtifactConformance, HintConformance, NoticeConformance, ReadConformance  # noqa: E402
@@ -47,6 +48,7 @@ class StoreConformance(
     ValueConformance,
     WaitConformance,
     EffectConformance,
+    FamilyConformance,
     CancelConformance,
     RetryConformance,
     SweepConformance,
@@ -70,6 +72,7 @@ __all__ = [
     "CommitConformance",
     "Conformance",
     "EffectConformance",
+    "FamilyConformance",
     "HintConformance",
     "HoldConformance",
     "Kit",

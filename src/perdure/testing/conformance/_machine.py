@@ -11,6 +11,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from datetime import datetime, timedelta
+from decimal import Decimal
 from typing import Any, Final, cast
 
 from hypothesis import strategies as st
@@ -41,6 +42,7 @@ from perdure.core.commit import (
 from perdure.core.effect import EFFECT_MOVES, Effect, EffectState, EffectWrite, effect_key
 from perdure.core.errors import PerdureError
 from perdure.core.event import EventWrite
+from perdure.core.family import ReservationEnds, Reserve
 from perdure.core.run import Activity, Run, RunError, RunStatus
 from perdure.core.step import StepWrite
 from perdure.core.wait import Resolution, ResolutionKind, WaitPoint, WaitWrite
@@ -64,7 +66,7 @@ ADMITS: Final = st.fixed_dictionaries(
         "thread": st.sampled_from([None, None, "t"]),
         "priority": st.integers(0, 1),
         "delay": st.sampled_from([None, None, None, HOUR]),
-        "budget": st.sampled_from([Budget(), Budget(), Budget(deadline=7 * HOUR)]),
+        "budget": st.sampled_from([Budget(), Budget(deadline=7 * HOUR), Budget(max_tokens=100), Budget(max_tokens=40, max_cost=Decimal(1))]),
         "source": st.sampled_from(["python", "fork"]),
     }
 )
@@ -254,6 +256,7 @@ class StoreMachine(RuleBasedStateMachine):
             events=tuple(EventWrite("log", {"n": at}) for at in range(data.draw(st.integers(0, 2), label="events"))),
             ending=data.draw(ENDINGS, label="ending"),
             progress=data.draw(st.booleans(), label="progress"),
+            reservation=data.draw(st.none() | st.none() | st.builds(ReservationEnds, st.just(self._eldest(run)), st.booleans()), label="reservation"),
         )
         asks = self._asks(data, run)
 
@@ -262,6 +265,21 @@ class StoreMachine(RuleBasedStateMachine):
 
         self._sent = [*self._sent[-3:], commit]
         self._both(committed, lost=lost)
+
+    def _eldest(self, run: Run) -> str:
+        above = None if run.forked or run.parent_run is None else self._model_run(run.parent_run)
+        return run.id if above is None or above.seq > run.seq else self._eldest(above)
+
+    @precondition(lambda self: self._any(RunStatus.RUNNING))
+    @rule(data=st.data(), tokens=st.integers(0, 60), step=st.integers(1, 2), lost=LOST)
+    def reserve(self, data: st.DataObject, tokens: int, step: int, lost: bool) -> None:
+        running = [run for run in self._runs if run.status is RunStatus.RUNNING]
+        run = data.draw(st.sampled_from(running), label="run")
+        number = run.commit_no - data.draw(st.sampled_from([0, 0, 0, 1]), label="behind")
+        ask = Reserve(run.id, run.epoch, cast(str, run.claim_token), number, step, tokens, Decimal(tokens) / 100)
+        told = self._both(lambda store: store.reserve(ask))
+        if lost:
+            assert self._run(_answer(self._store, lambda store: store.reserve(ask))) == told or isinstance(told, PerdureError)
 
     def _checkpoint(self, data: st.DataObject, run: Run) -> CheckpointWrite | None:
         if not data.draw(st.booleans(), label="checkpoint"):
@@ -309,7 +327,8 @@ class StoreMachine(RuleBasedStateMachine):
         asks: list[Callable[[Store], WaitWrite]] = []
         for kind in data.draw(st.lists(st.sampled_from(KINDS), max_size=2), label="waits"):
             wait_id = self._fresh("w")
-            row = WaitWrite(wait_id, kind, data.draw(st.sampled_from(["q1", "q2", wait_id])), 1, input_hash="h", **self._about(data, run, kind))
+            questions = ["room:1", "room:2", "q1"] if kind == "budget" else ["q1", "q2", wait_id]
+            row = WaitWrite(wait_id, kind, data.draw(st.sampled_from(questions)), 1, input_hash="h", **self._about(data, run, kind))
             hours = data.draw(st.sampled_from([None, -9, 5, 15, 31]) if kind != "timer" else st.sampled_from([-9, 5, 15]), label="hours")
             asks.append(lambda store, row=row, hours=hours: self._with_end(store, row, hours))
         return asks
@@ -330,7 +349,9 @@ class StoreMachine(RuleBasedStateMachine):
                 named = data.draw(st.sampled_from(RUNS))
                 return {"effect_key": effect_key(named, run.generation if named == run.id else 1, 1, 2)}
             case "budget":
-                return {"data": {"budget": data.draw(st.sampled_from([Budget().to_json(), run.budget.to_json()]))}}
+                of = data.draw(st.sampled_from([None, None, *RUNS]), label="of")
+                seen = data.draw(st.sampled_from([Budget().to_json(), run.budget.to_json()]))
+                return {"name": self._eldest(run), "data": {"budget": seen, **({} if of is None else {"of": of})}}
             case _:
                 return {}
 
@@ -340,7 +361,7 @@ class StoreMachine(RuleBasedStateMachine):
         wait = data.draw(st.sampled_from([*self._waits, *[wait for wait in self._waits if wait.open] * 8]), label="row")
         answer = Resolution(
             data.draw(st.sampled_from([ResolutionKind.ANSWER] * 4 + [ResolutionKind.EVENT, ResolutionKind.EXPIRED])),
-            data.draw(st.sampled_from([*WORDS.get(wait.kind, (None,)) * 3, *("approve", "fail", None)]), label="word"), data.draw(st.sampled_from([None, {"max_steps": 9}])),
+            data.draw(st.sampled_from([*WORDS.get(wait.kind, (None,)) * 3, *("approve", "fail", None)]), label="word"), data.draw(st.sampled_from([None, {"max_steps": 9}, {"max_tokens": 200}])),
             by=data.draw(st.sampled_from([None, "ana", "bo"])),
         )  # fmt: skip
         request = Resolve(
@@ -359,7 +380,8 @@ class StoreMachine(RuleBasedStateMachine):
     def retry(self, data: st.DataObject, mode: Any, behind: int, deadline: timedelta | None, lost: bool) -> None:
         stopped = [run for run in self._runs if run.status in (RunStatus.FAILED, RunStatus.CANCELLED)]
         run = data.draw(st.sampled_from(stopped * 4 + self._runs), label="run")
-        request = RetryRequest(run.id, mode, run.settlement - behind, deadline=deadline)
+        budget = data.draw(st.sampled_from([None, None, Budget(max_tokens=500)]), label="budget")
+        request = RetryRequest(run.id, mode, run.settlement - behind, budget=budget, deadline=deadline)
         self._both(lambda store: store.retry(request), lost=lost)
 
     @rule(data=st.data(), name=st.sampled_from(["paid", "paid", "other"]), at=st.integers(0, 5), lost=LOST)

@@ -42,6 +42,7 @@ from perdure.core.commit import (
 from perdure.core.effect import Effect
 from perdure.core.errors import StoreUnavailable
 from perdure.core.event import Delta, Event, Reset
+from perdure.core.family import Reserve, Reserved
 from perdure.core.run import Run
 from perdure.core.step import Step
 from perdure.core.wait import WaitPoint
@@ -51,7 +52,8 @@ from perdure.testing.simulation._loop import Replica, SimLoop, SimulationError, 
 T = TypeVar("T")
 
 WRITES: Final = frozenset(
-    {"admit", "claim", "renew", "commit", "resolve", "extend", "cancel", "retry", "sweep", "signal", "settle_effect", "claim_notices", "note_notice", "put_artifact", "prune"}
+    {"admit", "claim", "renew", "commit", "resolve", "extend", "cancel", "retry", "sweep", "signal", "settle_effect", "claim_notices", "note_notice", "put_artifact", "prune",
+     "reserve"}
 )  # fmt: skip
 """The verbs that may change a row."""
 
@@ -248,6 +250,9 @@ class FaultyStore:
 
     async def commit(self, commit: Commit) -> Committed:
         return await self._ask("commit", lambda: self._store.commit(commit), commit)
+
+    async def reserve(self, ask: Reserve) -> Reserved:
+        return await self._ask("reserve", lambda: self._store.reserve(ask), ask)
 
     async def resolve(self, request: Resolve) -> Resolved:
         return await self._ask("resolve", lambda: self._store.resolve(request), request)

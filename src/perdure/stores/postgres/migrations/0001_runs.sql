@@ -253,6 +253,18 @@ CREATE INDEX wait_notice ON perdure.wait (notice_at, seq) WHERE resolved_at IS N
 CREATE INDEX wait_expiry ON perdure.wait (expires_at) WHERE resolved_at IS NULL AND expires_at IS NOT NULL;
 CREATE INDEX wait_child ON perdure.wait (child) WHERE resolved_at IS NULL AND child IS NOT NULL;
 CREATE INDEX wait_effect ON perdure.wait (effect_key) WHERE resolved_at IS NULL AND effect_key IS NOT NULL;
+CREATE INDEX wait_room ON perdure.wait (name) WHERE resolved_at IS NULL AND kind = 'budget' AND name IS NOT NULL;
+
+-- Room that was taken for one model call under a shared budget. In flight while the claim of that epoch is held, estimated spend ever after; the commit that brings
+-- the real figure deletes it.
+CREATE TABLE perdure.reservation (
+    run BIGINT NOT NULL,
+    epoch BIGINT NOT NULL,
+    step INTEGER NOT NULL,
+    tokens BIGINT NOT NULL,
+    cost TEXT NOT NULL,
+    PRIMARY KEY (run, epoch, step)
+);
 
 -- Single-use secrets of approval links, hashed; void once their row is resolved.
 CREATE TABLE perdure.wait_token (

@@ -250,6 +250,18 @@ CREATE INDEX wait_notice ON wait (notice_at, seq) WHERE resolved_at IS NULL AND 
 CREATE INDEX wait_expiry ON wait (expires_at) WHERE resolved_at IS NULL AND expires_at IS NOT NULL;
 CREATE INDEX wait_child ON wait (child) WHERE resolved_at IS NULL AND child IS NOT NULL;
 CREATE INDEX wait_effect ON wait (effect_key) WHERE resolved_at IS NULL AND effect_key IS NOT NULL;
+CREATE INDEX wait_room ON wait (name) WHERE resolved_at IS NULL AND kind = 'budget' AND name IS NOT NULL;
+
+-- Room that was taken for one model call under a shared budget. In flight while the claim of that epoch is held, estimated spend ever after; the commit that brings
+-- the real figure deletes it.
+CREATE TABLE reservation (
+    run INTEGER NOT NULL,
+    epoch INTEGER NOT NULL,
+    step INTEGER NOT NULL,
+    tokens INTEGER NOT NULL,
+    cost TEXT NOT NULL,
+    PRIMARY KEY (run, epoch, step)
+) STRICT, WITHOUT ROWID;
 
 -- Single-use secrets of approval links, hashed; void once their row is resolved.
 CREATE TABLE wait_token (

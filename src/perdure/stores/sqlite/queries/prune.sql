@@ -1,12 +1,16 @@
 -- name: list_prunable
--- Settled runs that ended in a span of time and that nothing needs any more: no fork, child or parent, no thread, no person, no business key.
+-- Settled runs that ended in a span of time and that nothing needs any more: no fork, child or ancestor, no thread, no person, no business key.
 SELECT c.id, c.seq, c.finished_at FROM run c
 WHERE c.finished_at IS NOT NULL AND c.finished_at BETWEEN :after AND :before AND (:agent IS NULL OR c.agent = :agent)
     AND c.status IN (SELECT value FROM json_each(:statuses)) AND c.seq < (SELECT max(seq) FROM run)
     AND NOT EXISTS (SELECT 1 FROM wait w WHERE w.run = c.seq AND w.resolved_at IS NULL)
     AND NOT EXISTS (SELECT 1 FROM run k WHERE k.parent_run = c.id AND (k.forked = 1 OR k.status IN ('pending', 'running', 'waiting', 'interrupted')))
     AND NOT EXISTS (
-        SELECT 1 FROM run p WHERE c.forked = 0 AND p.id = c.parent_run AND p.status IN ('pending', 'running', 'waiting', 'interrupted')
+        WITH RECURSIVE above (seq, id, forked, parent_run, status) AS (
+            SELECT p.seq, p.id, p.forked, p.parent_run, p.status FROM run p WHERE c.forked = 0 AND p.id = c.parent_run AND p.seq < c.seq
+            UNION ALL SELECT p.seq, p.id, p.forked, p.parent_run, p.status FROM above JOIN run p ON p.id = above.parent_run AND p.seq < above.seq WHERE above.forked = 0
+        )
+        SELECT 1 FROM above WHERE above.status IN ('pending', 'running', 'waiting', 'interrupted')
     )
     AND NOT EXISTS (SELECT 1 FROM thread_head t WHERE t.thread = c.thread AND t.run_id = c.id)
     AND NOT EXISTS (SELECT 1 FROM run h WHERE h.thread = c.thread AND h.head = c.id AND h.status <> 'completed')
@@ -27,6 +31,9 @@ DELETE FROM wait WHERE run = :run
 
 -- name: drop_effects_of
 DELETE FROM effect WHERE run = :run
+
+-- name: drop_reservations_of
+DELETE FROM reservation WHERE run = :run
 
 -- name: drop_signals_of
 DELETE FROM signal WHERE run = :run
