@@ -2,7 +2,8 @@
 
     python -m benchmarks.pipeline [--rounds N] [--advances N] [--jobs N]
 
-The floor is a bare SQLite commit (WAL, FULL) that writes the same checkpoint. Rounds are interleaved; a ratio is taken within its round.
+The floor is a bare SQLite commit (WAL, FULL) that writes the same checkpoint, on the main thread and with nothing around it. Rounds are short and
+interleaved, because a disk has moods; a ratio is taken within its round.
 """
 
 from __future__ import annotations
@@ -167,8 +168,8 @@ def throughput(jobs: int) -> None:
 def main() -> int:
     logging.disable(logging.WARNING)
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--advances", type=int, default=400)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--advances", type=int, default=100)
     parser.add_argument("--jobs", type=int, default=1_000)
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -130,6 +130,7 @@ class MemoryStorage:
         return Claim(self._copy(job), taken=True, now=now)
 
     async def commit_and_claim(self, outcome: Outcome, lease: timedelta) -> Claim | None:
+        await _Breath()
         if await self.commit_outcome(outcome) is None:
             return None
         claim = await self.claim_job(outcome.job_id, lease)
@@ -193,6 +194,13 @@ class MemoryStorage:
     def _change(self, job_id: str, **changes: Any) -> None:
         job = self._job(job_id)
         job.record = replace(job.record, updated_at=self._runtime.now(), **changes)
+
+
+class _Breath:
+    """Awaited: everybody else on the loop has a turn, as with a storage that really waits. Otherwise a job that goes on and on would be alone."""
+
+    def __await__(self) -> Generator[None]:
+        yield
 
 
 class MemoryScheduler:
