@@ -211,6 +211,15 @@ class KeepsAdvances(Protocol):
 
 
 @runtime_checkable
+class ListsStranded(Protocol):
+    """A storage with a queue that can look for what is missing in it, in one question however many jobs there are."""
+
+    async def list_stranded(self) -> Sequence[str]:
+        """The ids of jobs whose status is `running` and of which no advance is on its way or taken."""
+        ...
+
+
+@runtime_checkable
 class KnowsPending(Protocol):
     """A scheduler that can say whether an advance is on its way."""
 

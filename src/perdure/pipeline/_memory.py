@@ -80,6 +80,9 @@ class MemoryStorage:
     async def list_running(self) -> Sequence[str]:
         return [job_id for job_id, job in self._jobs.items() if job.record.status == "running"]
 
+    async def list_stranded(self) -> Sequence[str]:
+        return [job_id for job_id in await self.list_running() if job_id not in self._advances]
+
     async def list_jobs(self, *, status: JobStatus | None = None, limit: int = 100, after: str | None = None) -> Sequence[tuple[str, JobRecord]]:
         found = sorted(job_id for job_id, job in self._jobs.items() if status in (None, job.record.status) and (after is None or job_id > after))
         return [(job_id, self._copy(self._jobs[job_id])) for job_id in found[:limit]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar, overload
 
@@ -16,9 +17,11 @@ from perdure.pipeline._adapters import (
     Leases,
     ListsJobs,
     ListsRunning,
+    ListsStranded,
     Outcome,
     SchedulerAdapter,
     StorageAdapter,
+    joined,
 )
 from perdure.pipeline._errors import JobConflictError, JobNotDoneError, JobNotFoundError, PipelineError
 from perdure.pipeline._records import Answer, JobRecord, WaitRecord
@@ -116,9 +119,7 @@ async def recover(storage: StorageAdapter, scheduler: SchedulerAdapter) -> list[
     if not isinstance(storage, ListsRunning):
         raise PipelineError(f"{type(storage).__name__} can't list running jobs; give it `list_running` to recover with it.", code="configuration")
     found: list[str] = []
-    for job_id in await storage.list_running():
-        if await _pending(job_id, storage, scheduler):
-            continue
+    for job_id in await _without_advance(storage, scheduler):
         job = await storage.get_job(job_id)
         if job is None or job.status != "running":
             continue
@@ -126,6 +127,13 @@ async def recover(storage: StorageAdapter, scheduler: SchedulerAdapter) -> list[
         await scheduler.schedule_advance(job_id, max(NOW, left))
         found.append(job_id)
     return found + await _recover_timers(storage, scheduler)
+
+
+async def _without_advance(storage: ListsRunning, scheduler: SchedulerAdapter) -> Sequence[str]:
+    """Running jobs that nobody is going to advance."""
+    if isinstance(storage, ListsStranded) and joined(storage, scheduler):
+        return await storage.list_stranded()
+    return [job_id for job_id in await storage.list_running() if not await _pending(job_id, storage, scheduler)]
 
 
 async def _recover_timers(storage: StorageAdapter, scheduler: SchedulerAdapter) -> list[str]:
@@ -144,7 +152,7 @@ async def _recover_timers(storage: StorageAdapter, scheduler: SchedulerAdapter) 
     return found
 
 
-async def _pending(job_id: str, storage: StorageAdapter, scheduler: SchedulerAdapter) -> bool:
+async def _pending(job_id: str, storage: object, scheduler: SchedulerAdapter) -> bool:
     if isinstance(scheduler, KnowsPending):
         return await scheduler.is_pending(job_id)
     if getattr(scheduler, "storage", None) is storage and isinstance(storage, KeepsAdvances):

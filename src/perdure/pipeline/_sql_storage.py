@@ -90,6 +90,9 @@ class SqlStorage(ABC):
     async def list_running(self) -> Sequence[str]:
         return [job_id for (job_id,) in await self._read("list_running", {})]
 
+    async def list_stranded(self) -> Sequence[str]:
+        return [job_id for (job_id,) in await self._read("list_stranded", {})]
+
     async def list_jobs(self, *, status: JobStatus | None = None, limit: int = 100, after: str | None = None) -> Sequence[tuple[str, JobRecord]]:
         rows = await self._read("list_jobs", {"status": status, "limit": limit, "after": after or ""})
         return [(row[0], record(row)) for row in rows]

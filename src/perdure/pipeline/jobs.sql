@@ -23,6 +23,9 @@ ORDER BY j.job_id LIMIT :limit
 -- name: list_running
 SELECT job_id FROM {p}jobs WHERE status = 'running' ORDER BY job_id
 
+-- name: list_stranded
+SELECT job_id FROM {p}jobs j WHERE status = 'running' AND NOT EXISTS (SELECT 1 FROM {p}advances a WHERE a.job_id = j.job_id) ORDER BY job_id
+
 -- name: make_job
 INSERT INTO {p}jobs (job_id) VALUES (:job_id) ON CONFLICT (job_id) DO NOTHING
 

@@ -26,6 +26,7 @@ from perdure.pipeline import (
     Leases,
     ListsJobs,
     ListsRunning,
+    ListsStranded,
     LogEntry,
     MemoryScheduler,
     Next,
@@ -277,6 +278,18 @@ class StorageConformance(Conformance):
             for status in ("idle", "running", "paused", "complete", "error"):
                 await storage.set_status(f"job {status}", status)
             assert list(await storage.list_running()) == ["job running"]
+
+    @of(ListsStranded, KeepsAdvances)
+    async def test_running_jobs_without_an_advance_are_listed(self, open_storage: OpenStorage) -> None:
+        """An advance that is taken is one too."""
+        async with entered(open_storage()) as storage:
+            for name in ("none", "taken", "waits"):
+                await storage.set_status(name, "running")
+            await storage.set_status("paused", "paused")
+            await storage.put_advance("taken", timedelta(0))
+            assert [each.job_id for each in await storage.take_advances(limit=5, hold=LEASE)] == ["taken"]
+            await storage.put_advance("waits", timedelta(hours=1))
+            assert list(await storage.list_stranded()) == ["none"]
 
     @of(ListsJobs)
     async def test_jobs_are_listed_page_by_page(self, open_storage: OpenStorage) -> None:
