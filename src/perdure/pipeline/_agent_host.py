@@ -9,14 +9,17 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, NoReturn, cast
 
 from perdure.agents import ApprovalRequired, Call, CallDeferred, Decision, ModelRetry, ToolFailed, keep
+from perdure.approvals import ApprovalCall, approval_rule
 from perdure.context import CurrentRun, enter, leave
 from perdure.context import Wait as ToolWait
 from perdure.core.artifact import Artifact
 from perdure.core.codec import clean
 from perdure.core.errors import ConfigurationError, Suspend, UnserializableError
+from perdure.core.limits import APPROVAL_WITHIN
 from perdure.core.runtime import Runtime
 from perdure.core.trigger import TriggerEnvelope
 from perdure.effects import EffectCall, EffectRule, Happened, effect_rule
+from perdure.pipeline._agent_rules import check_tool
 from perdure.pipeline._agent_state import AgentCheckpoint, CallRecord, pending
 from perdure.pipeline._phase import Approval, PhaseContext, Wait
 
@@ -24,9 +27,9 @@ from perdure.pipeline._phase import Approval, PhaseContext, Wait
 class Parked(Suspend):
     """The response can't be answered now: another call comes first in an advance of its own, or something has to be waited for."""
 
-    def __init__(self, key: str = "", wait: Wait[Any] | None = None) -> None:
+    def __init__(self, key: str = "", wait: Wait[Any] | None = None, error: str | None = None) -> None:
         super().__init__("The turn stops here.")
-        self.key, self.wait = key, wait
+        self.key, self.wait, self.error = key, wait, error
 
 
 @dataclass
@@ -61,6 +64,11 @@ class CallHost:
         if self.one_at_a_time and self._mine not in (None, call.id):
             raise Parked
         self._mine = call.id
+        check_tool(call.name, call.metadata)
+        if record is None and not approved and self._must_ask(call):
+            # Noted like a tool's own wish, so that the predicate's verdict stands, whatever it would say later.
+            self._wait(call, asks := ApprovalRequired())
+            raise asks
         rule = effect_rule(call.metadata)
         if rule is None:
             return await self._plain(call, body)
@@ -153,9 +161,12 @@ class CallHost:
         for call in calls:
             deferred: dict[str, Any] = call.metadata.get("deferred") or {}
             kind = deferred.get("kind", "approval")
-            ruling = self.state.rulings.get(call.id)
+            ruling, rule = self.state.rulings.get(call.id), approval_rule(call.metadata) if kind == "approval" else None
             if ruling is None:
-                raise Parked(call.id, _question(call, kind, deferred))
+                check_tool(call.name, call.metadata)
+                raise Parked(call.id, _question(call, kind, deferred, APPROVAL_WITHIN if rule is None else rule.within))
+            if ruling.lapsed and rule is not None and rule.on_expiry == "fail":
+                raise Parked(error=f"agent: nobody decided about {call.name} in time")
             if kind == "approval":
                 args = cast(dict[str, Any], ruling.value) if isinstance(cast(object, ruling.value), dict) else None
                 decided[call.id] = Decision(ruling.approved, args, ruling.reason)
@@ -164,6 +175,13 @@ class CallHost:
         return decided
 
     # ── small parts ────────────────────────────────────────────────────────────────────────────────────────
+    def _must_ask(self, call: Call) -> bool:
+        rule = approval_rule(call.metadata)
+        return rule is not None and rule.needed(ApprovalCall(call.name, call.args or {}, self.ctx.job_id, self.phase, self._trigger()))
+
+    def _trigger(self) -> TriggerEnvelope:
+        return TriggerEnvelope(self.state.conversation, "python", self.phase, self.state.prompt)
+
     async def _within(self, call: Call, body: Callable[[], Awaitable[Any]], limit: float | None) -> Any:
         token = enter(self._current(call))
         try:
@@ -200,9 +218,8 @@ class CallHost:
         return f"{self.ctx.job_id}:{self.state.conversation}:{self.state.turn}:{call.position}"
 
     def _current(self, call: Call) -> CurrentRun:
-        trigger = TriggerEnvelope(self.state.conversation, "python", self.phase, self.state.prompt)
         return CurrentRun(
-            id=self.ctx.job_id, agent=self.phase, generation=1, step=self.state.turn, trigger=trigger, input=None, cancellation=self.ctx.cancelled,
+            id=self.ctx.job_id, agent=self.phase, generation=1, step=self.state.turn, trigger=self._trigger(), input=None, cancellation=self.ctx.cancelled,
             artifacts=_NoArtifacts(), write_log=self._log, launch=_no_children, key=self._key(call), tool=call.name, attempt=self.ctx.attempt,
         )  # fmt: skip
 
@@ -243,13 +260,13 @@ def _again(record: CallRecord) -> Any:
     return record.value
 
 
-def _question(call: Call, kind: str, deferred: dict[str, Any]) -> Wait[Any]:
+def _question(call: Call, kind: str, deferred: dict[str, Any], within: timedelta | None) -> Wait[Any]:
     if deferred.get("timer"):
         return Wait(until=datetime.fromisoformat(deferred["until"]), reason=f"{call.name} goes on later")
     said = {name: value for name, value in deferred.items() if name != "kind"}
     data = {"tool": call.name, "input": call.args, "tool_call_id": call.id, "schema": call.schema, "kind": kind, **({"said": said} if said else {})}
     asks = f"Run {call.name}?" if kind == "approval" else f"{call.name} is done elsewhere: what is its result?"
-    return Wait(approval=Approval(asks, data), until=datetime.fromisoformat(deferred["until"]) if deferred.get("until") else None)
+    return Wait(approval=Approval(asks, data, within), until=datetime.fromisoformat(deferred["until"]) if deferred.get("until") else None)
 
 
 def _said(error: BaseException) -> str:

@@ -22,6 +22,7 @@ from perdure.core.limits import EMPTY_RESPONSES_MAX, MODEL_TRIES_MAX
 from perdure.core.runtime import Runtime
 from perdure.pipeline._adapters import SchedulerAdapter, StorageAdapter
 from perdure.pipeline._agent_host import CallHost, Parked
+from perdure.pipeline._agent_rules import check_agent
 from perdure.pipeline._agent_state import AgentCheckpoint, AgentOutcome, Ruling, StoppedBy, pending
 from perdure.pipeline._memory import MemoryScheduler
 from perdure.pipeline._phase import Done, Error, Next, Phase, PhaseContext, PhaseResult, Retry, RetryPolicy
@@ -57,7 +58,11 @@ def build_agent_phase(
         retry: For a model that could not be reached or is busy. Each try is logged.
 
     The state to enter it with is `AgentCheckpoint.start("…")`.
+
+    Raises:
+        ConfigurationError: A tool declares what a pipeline by itself can't keep: who may approve, a key over jobs, a transaction.
     """
+    check_agent(agent)
     turn = _Turn(agent, max_turns, name, deps, open_deps, tools, then, retry, runtime)
     return Phase(name, turn.run, state=AgentCheckpoint, timeout=timeout, retry=retry)
 
@@ -184,11 +189,13 @@ def _heard(state: AgentCheckpoint, ctx: PhaseContext[AgentCheckpoint]) -> AgentC
     if state.asking is None or answer is None:
         return state
     reason = answer.reason or ("Nobody decided in time." if answer.kind == "expired" else None)
-    ruling = Ruling(bool(answer.approved) or answer.kind == "timer", answer.value, reason)
+    ruling = Ruling(bool(answer.approved) or answer.kind == "timer", answer.value, reason, lapsed=answer.kind == "expired")
     return replace(state, asking=None, rulings={**state.rulings, state.asking: ruling})
 
 
 def _park(name: str, state: AgentCheckpoint, parked: Parked) -> PhaseResult[AgentCheckpoint]:
+    if parked.error is not None:
+        return Error(parked.error)
     if parked.wait is None:
         return Next(name, state)
     return replace(parked.wait, state=replace(state, asking=parked.key))

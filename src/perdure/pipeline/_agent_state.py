@@ -38,6 +38,7 @@ class Ruling:
     approved: bool
     value: Any = None
     reason: str | None = None
+    lapsed: bool = False
 
 
 @dataclass
