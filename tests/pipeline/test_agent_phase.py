@@ -14,7 +14,7 @@ import pytest
 from pipeline_worlds import Open, World, open_world
 from pydantic import BaseModel
 from pydantic_ai import Agent, ApprovalRequired, BinaryContent, ModelRetry, RunContext
-from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, SystemPromptPart, UserPromptPart
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, SystemPromptPart, ToolReturnPart, UserPromptPart
 
 from perdure.context import Wait as ToolWait
 from perdure.context import current_run
@@ -305,7 +305,7 @@ async def test_an_approval_can_edit_the_input_or_deny(agent_world_of: Open) -> N
         await resume_job("j", world.storage, world.scheduler, approved=False, reason="not ben", runtime=world.clock)
         await world.drain()
         assert desk.did == ["send ada"]
-        returned = [str(part.content) for part in desk.model.requests[1][-1].parts if hasattr(part, "content")]
+        returned = [str(part.content) for part in desk.model.requests[1][-1].parts if isinstance(part, ToolReturnPart)]
         assert returned == ["sent to ada", "not ben"]
 
 
