@@ -48,6 +48,11 @@ class Draft:
         self._before = self._run = _rows.read_run(work, row) if whole else None
 
     @property
+    def whole(self) -> bool:
+        """Whether all of the run was taken, not only the columns that most commits rewrite."""
+        return self._run is not None
+
+    @property
     def run(self) -> Run:
         """The run as it stands in this transaction."""
         assert self._run is not None, "the row was not locked whole"

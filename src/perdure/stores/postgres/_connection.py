@@ -15,7 +15,7 @@ from perdure.core.codec import Codec
 from perdure.core.errors import ConfigurationError
 from perdure.stores._moves._files import load_migrations, load_queries
 from perdure.stores._moves._program import NOTHING, Query, Row, Rows, Verb, Work
-from perdure.stores._protocol import Hint
+from perdure.stores.postgres._foresight import Foreseen
 from perdure.stores.postgres._wire import Raw, Statement, Wire
 
 T = TypeVar("T")
@@ -70,8 +70,16 @@ class Connection:
         self._wire = Wire(raw, prepare=prepare)
 
     # ── transactions ───────────────────────────────────────────────────────────────────────────────────────
-    async def write(self, verb: Verb[T]) -> tuple[T, set[Hint]]:
-        """Drive a program in one transaction. BEGIN goes with its first batch, its last writes and the COMMIT are one."""
+    async def write(self, verb: Verb[T], foreseen: Foreseen | None = None) -> tuple[T, Work]:
+        """Drive a program in one transaction. BEGIN goes with its first batch, its last writes and the COMMIT are one.
+
+        What its first batch would answer may be `foreseen`: then all of it is one. Where that turns out wrong nothing was written, and it is driven again.
+        """
+        if foreseen is not None:
+            try:
+                return await self._transaction(_WRITING, verb, foreseen)
+            except psycopg.errors.InvalidTextRepresentation:
+                pass
         return await self._transaction(_WRITING, verb)
 
     async def read(self, verb: Verb[T]) -> T:
@@ -84,22 +92,25 @@ class Connection:
         answer, _ = await self._drive([], verb, [])
         return answer
 
-    async def join(self, verb: Verb[T]) -> tuple[T, set[Hint]]:
+    async def join(self, verb: Verb[T]) -> tuple[T, Work]:
         """Drive a program inside the transaction that is open."""
         return await self._drive([], verb, [])
 
-    async def _transaction(self, begin: Statement, verb: Verb[T]) -> tuple[T, set[Hint]]:
+    async def _transaction(self, begin: Statement, verb: Verb[T], foreseen: Foreseen | None = None) -> tuple[T, Work]:
         try:
-            return await self._drive([(begin, {})], verb, [(_COMMIT, {})])
+            return await self._drive([(begin, {})], verb, [(_COMMIT, {})], foreseen)
         except BaseException:
             await self._roll_back()
             raise
 
-    async def _drive(self, begin: Sequence[Bound], verb: Verb[T], end: Sequence[Bound]) -> tuple[T, set[Hint]]:
+    async def _drive(self, begin: Sequence[Bound], verb: Verb[T], end: Sequence[Bound], foreseen: Foreseen | None = None) -> tuple[T, Work]:
         work = Work(self._codec)
         program = verb(work)
         try:
             batch = next(program)
+            if foreseen is not None and (answers := foreseen.answers(batch)) is not None:
+                begin = [*begin, self._bound(foreseen.proof)]
+                batch = program.send(answers)
             while True:
                 answers = await self._ask(begin, batch)
                 begin = []
@@ -108,7 +119,7 @@ class Connection:
             last = [*begin, *(self._bound(query) for query in work.finish()), *end]
             if last:
                 await self._wire.exchange(last)
-            return stop.value, work.hints
+            return stop.value, work
 
     async def _ask(self, before: Sequence[Bound], batch: Sequence[Query]) -> Sequence[Rows]:
         asked = [query for query in batch if query.name != NOTHING.name]

@@ -71,8 +71,8 @@ class Joined:
     async def _drive(self, verb: Verb[T]) -> T:
         try:
             await self._begun()
-            answer, hints = await self._connection.join(verb)
+            answer, work = await self._connection.join(verb)
         except psycopg.Error as error:
             raise translate(error, self._address) from error
-        self.hints |= hints
+        self.hints |= work.hints
         return answer

@@ -13,14 +13,17 @@ from typing import Any, Final, Self, TypeVar, cast
 import psycopg
 
 from perdure.core.codec import Codec, PlainCodec
+from perdure.core.commit import Commit, Committed
 from perdure.core.errors import ConfigurationError, SchemaTooNew, StoreUnavailable
 from perdure.core.event import Delta, Reset
 from perdure.core.runtime import RealRuntime, Runtime
+from perdure.stores._moves._commit import commit as apply
 from perdure.stores._moves._program import Verb
 from perdure.stores._moves._store import SqlStore
 from perdure.stores._protocol import Hint
 from perdure.stores.postgres._connection import MIGRATIONS, SCHEMA, Connection, address_of, connect, in_schema, statements_in
 from perdure.stores.postgres._errors import translate
+from perdure.stores.postgres._foresight import Foresight
 from perdure.stores.postgres._joined import Joined
 from perdure.stores.postgres._listen import Announcer, Ears, Listener
 from perdure.stores.postgres._pool import Pool, persistently
@@ -74,6 +77,7 @@ class PostgresStore(SqlStore):
         self._statements = statements_in(schema)
         self._pools: dict[asyncio.AbstractEventLoop, Pool] = {}
         self._joining: dict[asyncio.AbstractEventLoop, Pool] = {}
+        self._foresight = Foresight(self._runtime)
         self._delta_listeners: list[Callable[[Delta | Reset], None]] = []
         self._announcer: Announcer | None = None
         self._listener: Listener | None = None
@@ -158,10 +162,22 @@ class PostgresStore(SqlStore):
 
     # ── calls ──────────────────────────────────────────────────────────────────────────────────────────────
     async def _write(self, verb: Verb[T]) -> T:
-        answer, hints = await self._call(lambda connection: connection.write(verb))
+        answer, work = await self._call(lambda connection: connection.write(verb))
+        if work.hints:
+            self._tell(work.hints)
+        return answer
+
+    async def commit(self, commit: Commit) -> Committed:
+        answer, hints = await self._call(partial(self._commit, commit))
         if hints:
             self._tell(hints)
         return answer
+
+    async def _commit(self, commit: Commit, connection: Connection) -> tuple[Committed, set[Hint]]:
+        foreseen = self._foresight.take(commit)
+        answer, work = await connection.write(partial(apply, ask=commit), foreseen)
+        self._foresight.learn(commit, answer, work, foreseen)
+        return answer, work.hints
 
     async def _read(self, verb: Verb[T]) -> T:
         return await self._call(lambda connection: connection.read(verb))

@@ -13,6 +13,21 @@ SELECT
     tail_base, tail_idx, tail_length, tail_shared, usage, format, version
 FROM perdure.run WHERE id = %(id)s FOR UPDATE
 
+-- name: expect_run
+-- Locks a run, and refuses the transaction unless the row and the clock are as a commit expects them. All else in the row only commits can change.
+-- Read after the lock was granted: whoever waited for it finds the clock too far on.
+SELECT CASE WHEN count(*) = 1 AND abs(max(clock.now) - %(now)s) <= %(off_max)s THEN 0
+    ELSE ('perdure: this run was told something, so its owner asks again, after ' || count(*))::integer END AS refused
+FROM (
+    SELECT 1 FROM perdure.run
+    WHERE id = %(id)s AND status = %(status)s AND epoch = %(epoch)s AND claim_token = %(claim_token)s AND commit_no = %(commit_no)s
+        AND next_event = %(next_event)s AND next_step = %(next_step)s AND cancel_requested = %(cancel_requested)s
+    FOR UPDATE
+) AS run
+CROSS JOIN LATERAL (
+    SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + value AS now FROM perdure.meta WHERE name = 'clock_offset'
+) AS clock
+
 -- name: get_run
 -- A run with what it was given and what it answered.
 SELECT r.*, b.trigger, b.budget, b.labels, b.output, b.error FROM perdure.run r JOIN perdure.run_body b ON b.run = r.seq WHERE r.id = %(id)s
