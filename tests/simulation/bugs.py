@@ -14,6 +14,7 @@ from pydantic_ai.messages import ModelRequest, ModelResponse, ToolReturnPart
 from perdure.core.commit import Admitted, Commit, Committed, Loaded, NewRun, Outcome, Park, Resolve, Resolved, SweepRequest, Swept
 from perdure.core.effect import EffectWrite
 from perdure.core.event import EventWrite
+from perdure.core.family import Reserve, Reserved, Room
 from perdure.core.run import RunStatus
 from perdure.engine._journal import Write
 from perdure.stores import Store
@@ -97,6 +98,14 @@ class HeadAtAdmission(MemoryStore):
         return answer
 
 
+class BlindToChildren(MemoryStore):
+    """(13) A shared cap is compared with what the run itself has spent: nobody looks at its family."""
+
+    async def reserve(self, ask: Reserve) -> Reserved:
+        told = await super().reserve(ask)
+        return replace(told, room=Room.RESERVED) if told.room in (Room.FULL, Room.REACHED) else told
+
+
 # ── in the engine ──────────────────────────────────────────────────────────────────────────────────────────
 @contextmanager
 def patched(owner: Any, name: str, new: Any) -> Generator[None]:
@@ -146,7 +155,7 @@ def shown_before_commit() -> Any:
     """(5) Listeners hear of events when they are sent to the store, not when they are stored."""
     from perdure.engine._journal import Journal
 
-    old = Journal._until_told
+    old = Journal._commit
 
     async def hasty(self: Journal, commit: Commit) -> Committed:
         run = await self._store.get(commit.run_id)
@@ -154,7 +163,7 @@ def shown_before_commit() -> Any:
         self._publish(commit.events, Committed(Outcome.APPLIED, run.epoch, run.status, False, first_event=run.next_event))
         return await old(self, commit)
 
-    return patched(Journal, "_until_told", hasty)
+    return patched(Journal, "_commit", hasty)
 
 
 def lease_from_the_reply() -> Any:
@@ -219,7 +228,7 @@ BUGS = (
     Bug("4 done of an effect buffered while the next starts", ("EffectsOneAtATime",), seeds=(5, 2, 0), patch=done_is_buffered),
     Bug("5 event shown before COMMIT", ("ShownAfterCommit",), seeds=(3, 2, 5), patch=shown_before_commit),
     Bug("6 lost reply retried without commit_no", ("StaleWritesChangeNothing",), seeds=(12, 3, 37), store=NoCommitNumber),
-    Bug("7 answer accepted at expires_at", ("ExpiryHolds",), seeds=(50, 29, 45), store=AnswersAtTheEnd),
+    Bug("7 answer accepted at expires_at", ("ExpiryHolds",), seeds=(50, 45), store=AnswersAtTheEnd),
     Bug("8 park decides from a stale read", ("RestIsOneRule",), seeds=(13, 31, 35), store=StalePark),
     Bug("9 lease deadline counted from the reply", ("WorkStopsInTime",), seeds=(9, 32, 17), patch=lease_from_the_reply),
     Bug(
@@ -228,7 +237,8 @@ BUGS = (
         seeds=(1, 2, 6),
         patch=partial_tail_is_a_request,
     ),
-    Bug("11 child start not keyed", ("OrdersAreFilledOnce",), seeds=(14, 49, 54), patch=child_not_keyed),
+    Bug("11 child start not keyed", ("OrdersAreFilledOnce",), seeds=(14, 69, 79), patch=child_not_keyed),
     Bug("12 thread head read at admission", ("ThreadsGoOn",), seeds=(9, 4, 7), store=HeadAtAdmission),
+    Bug("13 a shared cap is asked of the run alone", ("FamiliesStayInBudget",), seeds=(9, 14, 19), store=BlindToChildren),
 )
 """The bugs, by the numbers of the list that the project keeps of them."""

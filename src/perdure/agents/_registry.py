@@ -7,6 +7,7 @@ import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from decimal import Decimal
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, Final, cast
@@ -189,6 +190,20 @@ class Registration:
         except (UserError, ValueError, ImportError) as error:
             raise ConfigurationError(f"Agent {self.name!r}: the model {model!r} can't be used: {error}") from error
 
+    def price(self, input_tokens: int, output_tokens: int) -> Decimal | None:
+        """What a call of this size costs in US dollars; None where nobody knows the price."""
+        return price_of(self.model or self.agent.model, input_tokens=input_tokens, output_tokens=output_tokens)
+
+    @property
+    def output_limit(self) -> int | None:
+        """The most tokens of one response, as the agent's or its model's settings say; None where they say nothing, or are a function."""
+        model = self.model or self.agent.model
+        for settings in (self.agent.model_settings, None if isinstance(model, str) or model is None else model.settings):
+            limit = cast("Mapping[str, Any]", settings).get("max_tokens") if isinstance(settings, Mapping) else None
+            if isinstance(limit, int):
+                return limit
+        return None
+
     @property
     def tools_hash(self) -> str:
         """A hash of the tools' names and schemas, as far as they are known without running the agent."""
@@ -283,7 +298,7 @@ class Registration:
                 raise ConfigurationError(
                     f"Agent {name!r}: tools[{pattern!r}] fits no tool of this agent. Its tools: {', '.join(sorted(names)) or 'none'}."
                 )
-        if self.budget.max_cost is not None and self.budget.unknown_price == "refuse" and not has_price(self.model or agent.model):
+        if self.budget.max_cost is not None and self.budget.unknown_price == "refuse" and price_of(self.model or agent.model) is None:
             raise ConfigurationError(
                 f"Agent {name!r}: max_cost needs a price, and none is known for {self.model_name!r}. "
                 "Leave max_cost out, or say Budget(…, unknown_price='ignore')."
@@ -325,21 +340,20 @@ def _is_closed(toolset: AbstractToolset[Any]) -> bool:
     return isinstance(toolset, WrapperToolset) and _is_closed(toolset.wrapped)
 
 
-def has_price(model: Model | str | None) -> bool:
-    """Whether genai-prices knows what the model costs."""
+def price_of(model: Model | str | None, *, input_tokens: int = 1, output_tokens: int = 1) -> Decimal | None:
+    """What a call costs in US dollars, by genai-prices; None where it does not know the model."""
     if model is None:
-        return False
+        return None
     if isinstance(model, str):
         provider, _, name = model.partition(":")
         response = ModelResponse(parts=[], model_name=name or provider, provider_name=provider if name else None)
     else:
         response = ModelResponse(parts=[], model_name=model.model_name, provider_name=model.system, provider_url=model.base_url)
-    response.usage = RequestUsage(input_tokens=1, output_tokens=1)
+    response.usage = RequestUsage(input_tokens=input_tokens, output_tokens=output_tokens)
     try:
-        response.cost()
+        return response.cost().total_price
     except (LookupError, ValueError):
-        return False
-    return True
+        return None
 
 
 def _check_agent(agent: Any) -> None:

@@ -19,6 +19,7 @@ from perdure.cli._output import Cell, Column, Output, fields, print_table
 from perdure.cli._words import ago, arguments, clock, parse_span, safe, tail
 from perdure.core.commit import Resolved, ResolveOutcome, WaitFilter
 from perdure.core.errors import Conflict, InvalidTrigger
+from perdure.core.family import waits_for_room
 from perdure.core.runtime import run_main
 from perdure.core.wait import ResolutionKind, WaitPoint
 from perdure.engine import Engine
@@ -64,7 +65,8 @@ def list_(
 
     async def main() -> int:
         async with engine:
-            rows = await engine.store.waits(WaitFilter(kind=() if all_ else FOR_PEOPLE, open=not closed, limit=limit))
+            found = await engine.store.waits(WaitFilter(kind=() if all_ else FOR_PEOPLE, open=not closed, limit=limit))
+            rows = [wait for wait in found if all_ or not waits_for_room(wait.row)]
             now = await engine.store.now()
         if json:
             output.document([wait_json(wait) for wait in rows])
@@ -220,7 +222,7 @@ def _decide(request: str, decision: str, value: Any, *, by: str | None, reason: 
         async with engine:
             wait = await find_wait(engine, request)
             _check_decision(wait, decision, Here.of(engine, app))
-            answered = await _answer(engine, wait, decision, value, by=by or whoever(), reason=reason)
+            answered = await _answer(engine, wait, decision, value, by=whoever() if by is None else by, reason=reason)
         words = {
             ResolveOutcome.RESOLVED: f"{tail(wait.id)}: {decision}. The run is {answered.run_status}{_goes_on(answered)}",
             ResolveOutcome.VOTED: f"{tail(wait.id)}: counted, {len(answered.wait.votes)} of {_quorum(answered.wait)} so far",

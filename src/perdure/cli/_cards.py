@@ -15,6 +15,7 @@ from rich.text import Text
 
 from perdure.cli._open import STORE_DEFAULT, STORE_VARIABLE
 from perdure.cli._words import ago, brief, clock, safe, tail
+from perdure.core.family import waits_for_room
 from perdure.core.wait import WaitPoint
 from perdure.engine import Engine
 
@@ -69,6 +70,10 @@ def title(wait: WaitPoint) -> str:
             return "a timer"
         case "budget" if row.data.get("quota"):
             return "the provider's quota"
+        case "budget" if waits_for_room(row):
+            return f"room under the budget of run {tail(row.data.get('cap') or wait.run_id)}: another call is in flight"
+        case "budget" if row.data.get("of"):
+            return f"more budget for run {tail(row.data['of'])}, whose budget it shares: {row.data.get('limit', 'a limit')} is reached"
         case "budget":
             return f"more budget: {row.data.get('limit', 'a limit')} is reached"
         case _:
@@ -117,7 +122,8 @@ def _facts(wait: WaitPoint, now: datetime) -> list[str]:
     if policy.get("approvers"):
         facts.append("for " + ", ".join(safe(str(each)) for each in policy["approvers"]))
     if row.expires_at is not None:
-        then = {"deny": "then the model is told that it lapsed", "fail": "then the run fails"}[row.on_expiry]
+        lapsed = "then it tries again" if wait.kind == "budget" else "then the model is told that it lapsed"
+        then = {"deny": lapsed, "fail": "then the run fails"}[row.on_expiry]
         what = "fires" if wait.kind == "timer" else "until"
         facts.append(f"{what} {clock(row.expires_at)} ({ago(row.expires_at, now)}{'' if wait.kind == 'timer' else '; ' + then})")
     return facts

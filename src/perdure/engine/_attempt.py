@@ -37,7 +37,8 @@ from perdure.core.checkpoint import FORMAT
 from perdure.core.commit import Loaded, Park, Release
 from perdure.core.errors import ConfigurationError, Conflict
 from perdure.core.event import Delta, EventWrite, Reset
-from perdure.core.limits import EMPTY_RESPONSES_MAX, LENGTH_CUTS_MAX
+from perdure.core.family import ROOM, Reserved, Room, capped
+from perdure.core.limits import EMPTY_RESPONSES_MAX, LENGTH_CUTS_MAX, ROOM_LOOK
 from perdure.core.step import Step, StepWrite
 from perdure.core.tail import Act, Tail, next_act
 from perdure.core.wait import WaitPoint, WaitWrite
@@ -48,6 +49,7 @@ from perdure.engine._history import MessageLog
 from perdure.engine._journal import Write, WriteRefused
 from perdure.engine._policy import Policy
 from perdure.engine._retry import Again, GiveUp, Later, Quota, after_model_failure
+from perdure.engine._room import size_of_call
 from perdure.engine._tools import Rest, Stopped, ToolDesk
 from perdure.engine._verdicts import read_verdict
 
@@ -81,7 +83,7 @@ class AgentJob:
         """Carry the run to its next rest or its end."""
         loaded = self._loaded = await self._execution.store.load(self._run.id)
         self._entered: int | None = loaded.checkpoint.index if loaded.checkpoint else None
-        self._recent, self._calls_made = list(loaded.recent), loaded.model_calls
+        self._recent, self._calls_made, self._shares = list(loaded.recent), loaded.model_calls, loaded.shares
         if any(wait.open for wait in loaded.waits):
             return Write(ending=Park())
         history = self._read_history(loaded)
@@ -203,6 +205,8 @@ class AgentJob:
     async def _ask(self, session: Session) -> Write | None:
         """One model call, with its tries. None: the step goes on; a Write: the run rests."""
         self._go_on()
+        if self._shares and (rest := await self._take_room(session)) is not None:
+            return rest
         self._index += 1
         self._desk = None
         self._start_step_clock()
@@ -231,8 +235,12 @@ class AgentJob:
             if tries > 1:
                 self._execution.stream(Reset(self._run.id, self._index, self._run.epoch, tries))
             try:
-                return await session.ask()
+                self._journal.calling = True
+                reply = await session.ask()
+                self._journal.calling = False
+                return reply
             except ModelFailed as error:
+                self._journal.calling = False
                 self._go_on()
                 self._journal.usage += error.usage
                 decision = after_model_failure(
@@ -272,7 +280,7 @@ class AgentJob:
         """An empty response adds nothing to the history; it is asked again a few times."""
         step = self._llm_step(reply, finish_reason="empty", stored=False)
         self._remember(step)
-        write = Write(steps=(step,), progress=False)
+        write = Write(steps=(step,), progress=False, booked=True)
         if in_a_row(self._recent, "empty") > EMPTY_RESPONSES_MAX:
             return write + Write(
                 ending=_settle.failed("empty_response", f"The model answered with nothing {EMPTY_RESPONSES_MAX + 1} times in a row.")
@@ -296,7 +304,7 @@ class AgentJob:
         log = self._message_log
         checkpoint = log.same(self._index, finish_reason) if log.length else None
         event = EventWrite("step.failed", {"step": self._index, "code": code})
-        return Write(checkpoint=checkpoint, steps=(step,), events=(event,), ending=_settle.failed(code, message))
+        return Write(checkpoint=checkpoint, steps=(step,), events=(event,), ending=_settle.failed(code, message), booked=True)
 
     # ── the tools and the output ───────────────────────────────────────────────────────────────────────────
     async def _answer(self, session: Session) -> Write | None:
@@ -426,7 +434,7 @@ class AgentJob:
         checkpoint = self._message_log.write(self._index, messages[:upto], self._finish_reason)
         step = self._llm_step(reply, finish_reason=self._finish_reason, stored=True, message=upto - 1)
         self._remember(step)
-        return Write(checkpoint=checkpoint, steps=(step,), progress=True, version=self._agent.version)
+        return Write(checkpoint=checkpoint, steps=(step,), progress=True, version=self._agent.version, booked=True)
 
     def _llm_step(self, reply: Reply, *, finish_reason: str | None, stored: bool, message: int | None = None) -> StepWrite:
         return StepWrite(
@@ -448,12 +456,42 @@ class AgentJob:
     def _limit(self) -> Limit | None:
         return self._run.budget.reached(self._journal.usage, self._calls_made)
 
-    def _limit_reached(self, session: Session) -> Write:
-        """X9: stop with the text so far, fail, or wait for a top-up."""
-        limit = cast(Limit, self._limit())
-        budget = self._run.budget
-        how = _settle.on_limit(budget, text_output=self._agent.text_output)
-        event = EventWrite("budget.reached", {"limit": limit, "step": self._index})
+    async def _take_room(self, session: Session) -> Write | None:
+        """Reserve the next model call under a budget that is shared. A Write: there is no room, and the run waits for it or has come to a limit."""
+        agent = self._agent.what
+        size = size_of_call(
+            self._recent,
+            [encode(each) for each in session.messages] if not self._recent else (),
+            output_limit=agent.output_limit,
+            price=agent.price,
+        )
+        told = await self._journal.reserve(self._index + 1, size.tokens, size.cost)
+        self._go_on()
+        self._shares = told.room is not Room.FREE
+        if told.room is Room.REACHED:
+            return self._limit_reached(session, told)
+        return self._wait_for_room(told) if told.room is Room.FULL else None
+
+    def _wait_for_room(self, told: Reserved) -> Write:
+        """Others have a call in flight: whoever ends first wakes this run, and it looks by itself after a while."""
+        row = WaitWrite(
+            id=self._runtime.new_id(),
+            kind="budget",
+            question=f"{ROOM}{self._index}",
+            index=self._index,
+            name=told.family,
+            expires_at=self._execution.store_now() + ROOM_LOOK,
+            data={"limit": told.limit, "cap": told.cap, "decisions": ["look"]},
+        )
+        return Write(waits=(row,), ending=Park())
+
+    def _limit_reached(self, session: Session, shared: Reserved | None = None) -> Write:
+        """X9: stop with the text so far, fail, or wait for a top-up: of the run's own budget, or of the one above it that leaves no room."""
+        limit = cast(Limit, self._limit() if shared is None else shared.limit)
+        budget = shared.budget if shared is not None and shared.budget is not None else self._run.budget
+        of = None if shared is None or shared.cap == self._run.id else shared.cap
+        how = _settle.on_limit(self._run.budget, text_output=self._agent.text_output)
+        event = EventWrite("budget.reached", {"limit": limit, "step": self._index, **({} if of is None else {"of": of})})
         asked = self._wait_for(f"budget:{self._index}")
         if how == "pause" and asked is not None and asked.resolution is not None and asked.resolution.decision == "stop":
             how = "stop" if self._agent.text_output else "fail"
@@ -463,12 +501,20 @@ class AgentJob:
                 kind="budget",
                 question=f"budget:{self._index}",
                 index=self._index,
-                data={"limit": limit, "budget": budget.to_json(), "usage": self._journal.usage.to_json(), "decisions": ["top_up", "stop"]},
+                name=None if of is None or shared is None else shared.family,
+                data={
+                    "limit": limit,
+                    "budget": budget.to_json(),
+                    "usage": self._journal.usage.to_json(),
+                    "decisions": ["top_up", "stop"],
+                    **({} if of is None else {"of": of}),
+                },
             )
             return Write(events=(event,), waits=(row,), ending=Park(), progress=True)
         if how == "stop" and self._agent.text_output:
             return Write(events=(event,), ending=_settle.completed(last_text(session.messages), limit))
-        failure = _settle.failed("budget_exceeded", _settle.limit_message(limit, budget), limit=limit, text=last_text(session.messages))
+        message = _settle.limit_message(limit, budget, of, shared=shared is not None)
+        failure = _settle.failed("budget_exceeded", message, limit=limit, text=last_text(session.messages), **({} if of is None else {"of": of}))
         return Write(events=(event,), ending=failure)
 
     def _failed(self, error: BaseException) -> Write:
@@ -552,6 +598,7 @@ class AgentJob:
             raise ConfigurationError("start() of a child run works inside a tool.")
         engine = self._execution.engine
         handle = await engine.admit_child(self._run, agent, payload, key=self._desk.child_key(current), **options)
+        self._shares = self._shares or capped(self._run.budget)
         return handle.id
 
     async def outside(self, name: str, ask: Callable[[str], Awaitable[Any]], timeout: timedelta | None) -> Any:

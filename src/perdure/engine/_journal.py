@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from decimal import Decimal
+from typing import Any, TypeVar
 
 from perdure.core.budget import Usage
 from perdure.core.checkpoint import CheckpointWrite
@@ -20,12 +21,15 @@ from perdure.core.commit import Commit, Committed, Ending, NewRun, Outcome
 from perdure.core.effect import EffectWrite
 from perdure.core.errors import LeaseLostError, StoreError, StoreUnavailable, Suspend, UnserializableError
 from perdure.core.event import Event, EventWrite
+from perdure.core.family import ReservationEnds, Reserve, Reserved, Room
 from perdure.core.run import Run
 from perdure.core.runtime import Runtime
 from perdure.core.step import StepWrite
 from perdure.core.wait import WaitWrite
 from perdure.engine._together import RolledBack
 from perdure.stores import Store
+
+T = TypeVar("T")
 
 LOGS_MAX = 1_000
 Through = Callable[[Commit], Awaitable[Committed]]
@@ -63,6 +67,8 @@ class Write:
     ending: Ending | None = None
     progress: bool = False
     version: str | None = None
+    booked: bool = False
+    """The usage tells what the model call has really cost: nothing need be reserved for it any more."""
 
     def __add__(self, later: Write) -> Write:
         return Write(
@@ -75,6 +81,7 @@ class Write:
             ending=later.ending or self.ending,
             progress=self.progress or later.progress,
             version=later.version or self.version,
+            booked=self.booked or later.booked,
         )
 
 
@@ -105,6 +112,10 @@ class Journal:
         self._on_cancel, self._still_ours, self._on_event = on_cancel, still_ours, on_event
         self._lock = asyncio.Lock()
         self._logs: deque[EventWrite] = deque(maxlen=LOGS_MAX)
+        self._family: str | None = None
+        """The family under whose budget room is reserved for a model call; None: none is."""
+        self.calling = False
+        """A model call is under way, whose cost nobody knows yet."""
         self.usage: Usage = run.usage
         self.ended = False
         self.last: Committed | None = None
@@ -127,7 +138,18 @@ class Journal:
             LeaseLost: Somebody else owns the run, or this execution has ended it already.
             RolledBack: The transaction that it went through was taken back: nothing was written.
         """
-        task = self._runtime.spawn(self._write(write, through), name=f"commit {self._run.id}")
+        return await self._to_its_end(self._write(write, through), f"commit {self._run.id}")
+
+    async def reserve(self, step: int, tokens: int, cost: Decimal) -> Reserved:
+        """Ask for room for one model call under the budgets above this run. Ended by the commit that books the call, or by the one that ends the claim.
+
+        Raises:
+            LeaseLost: Somebody else owns the run, or this execution has ended it already.
+        """
+        return await self._to_its_end(self._reserve(step, tokens, cost), f"reservation {self._run.id}")
+
+    async def _to_its_end(self, work: Coroutine[Any, Any, T], name: str) -> T:
+        task = self._runtime.spawn(work, name=name)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -161,13 +183,16 @@ class Journal:
                 ending=write.ending,
                 progress=write.progress,
                 version=write.version,
+                reservation=self._reservation_ends(write),
             )
-            answer = await (self._until_told(commit) if through is None else self._once(commit, through))
+            answer = await (self._commit(commit) if through is None else self._once(commit, through))
             self.last = answer
             if answer.outcome is Outcome.LOST:
                 self.ended = True
                 raise LeaseLost(LeaseLostError(self._run.id, held=self._run.epoch, current=answer.epoch))
             self._commit_no = commit.commit_no
+            if commit.reservation is not None:
+                self._family = None
             for _ in logs:
                 self._logs.popleft()
             if write.ending is not None:
@@ -177,6 +202,27 @@ class Journal:
                 self._on_cancel()
             return answer
 
+    async def _reserve(self, step: int, tokens: int, cost: Decimal) -> Reserved:
+        async with self._lock:
+            if self.ended:
+                raise LeaseLost(LeaseLostError(self._run.id, held=self._run.epoch, current=None))
+            ask = Reserve(self._run.id, self._run.epoch, self._token, self._commit_no, step, tokens, cost)
+            answer = await self._until_told(lambda: self._store.reserve(ask))
+            if answer.room is Room.LOST:
+                self.ended = True
+                raise LeaseLost(LeaseLostError(self._run.id, held=self._run.epoch, current=answer.epoch))
+            if answer.room is Room.RESERVED:
+                self._family = answer.family
+            if answer.cancel_requested:
+                self._on_cancel()
+            return answer
+
+    def _reservation_ends(self, write: Write) -> ReservationEnds | None:
+        """What this commit says of the room that is reserved. Only a call that was not made, or whose cost is known, gives it back."""
+        if self._family is None or not (write.booked or write.ending is not None):
+            return None
+        return ReservationEnds(self._family, kept=self.calling and not write.booked)
+
     async def _once(self, commit: Commit, through: Through) -> Committed:
         """A commit that can't be sent again, because the rows beside it can't.
 
@@ -185,17 +231,20 @@ class Journal:
         try:
             return await through(commit)
         except StoreError as error:
-            answer = await self._until_told(Commit(commit.run_id, commit.epoch, commit.token, commit.commit_no, usage=commit.usage))
+            answer = await self._commit(Commit(commit.run_id, commit.epoch, commit.token, commit.commit_no, usage=commit.usage))
             if answer.outcome is not Outcome.APPLIED:
                 return answer
             self._commit_no = commit.commit_no
             raise RolledBack(str(error)) from error
 
-    async def _until_told(self, commit: Commit) -> Committed:
+    async def _commit(self, commit: Commit) -> Committed:
+        return await self._until_told(lambda: self._store.commit(commit))
+
+    async def _until_told(self, ask: Callable[[], Awaitable[T]]) -> T:
         tried = 0
         while True:
             try:
-                return await self._store.commit(commit)
+                return await ask()
             except StoreUnavailable:
                 tried += 1
                 if not self._still_ours() and tried > 3:
@@ -212,7 +261,7 @@ class Journal:
             self._on_event(Event(self._run.id, number, event.type, event.data, at))
 
 
-def _seen(task: asyncio.Task[Committed]) -> None:
+def _seen(task: asyncio.Task[Any]) -> None:
     """Take note of an error that nobody waits for any more, so that it is not reported as forgotten."""
     if not task.cancelled():
         task.exception()

@@ -50,7 +50,10 @@ def on_limit(budget: Budget, *, text_output: bool) -> OnLimit:
     return budget.on_limit or ("stop" if text_output else "fail")
 
 
-def limit_message(limit: Limit, budget: Budget) -> str:
-    """One line that says which limit, its value, and what to do."""
+def limit_message(limit: Limit, budget: Budget, of: str | None = None, *, shared: bool = False) -> str:
+    """One line that says which limit, its value, whose it is, and what to do."""
     value = getattr(budget, limit)
-    return f"The run reached {limit}={value}. Its history is kept: retry it with a larger budget to go on at the same step."
+    if of is not None:
+        return f"The run reached {limit}={value} of run {of}, whose budget it shares. Its history is kept: give that run a larger budget, then retry this one."
+    told = "The run and its children" if shared else "The run"
+    return f"{told} reached {limit}={value}. Its history is kept: retry it with a larger budget to go on at the same step."

@@ -9,11 +9,12 @@
 `python -m perdure.testing.simulation --seeds 1000` does it to a cast of its own.
 """
 
-from perdure.testing.simulation._checkers import ROW_CHECKERS, Change, Checker, Rows, Sight
+from perdure.testing.simulation._checkers import Change, Checker, Rows, Sight
 from perdure.testing.simulation._loop import Deadlock, Livelock, Replica, Shuffled, SimLoop, SimulationError
 from perdure.testing.simulation._plan import KINDS, Fault, Plan
 from perdure.testing.simulation._play import Cast, Order, Play, Result
 from perdure.testing.simulation._port import Call, CallFault, FaultyStore, Record
+from perdure.testing.simulation._promises import ROW_CHECKERS
 from perdure.testing.simulation._runtime import SimRuntime, block, die
 from perdure.testing.simulation._simulate import Series, SimulationReport, simulate
 from perdure.testing.simulation._stage import Part, Stage

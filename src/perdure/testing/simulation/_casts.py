@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Literal
 
 from pydantic import BaseModel
 from pydantic_ai import Agent
+from pydantic_ai.settings import ModelSettings
 
 from perdure.approvals import approve
 from perdure.context import Wait, current_run
 from perdure.core.budget import Budget
 from perdure.effects import EffectCall, Happened, NotDone, Retry, effect, plain
 from perdure.engine import Engine
-from perdure.testing.models import call, calls, say
+from perdure.testing.models import Reply, call, calls, say
 from perdure.testing.simulation._checkers import Rows
 from perdure.testing.simulation._play import Cast, Order
 from perdure.testing.simulation._stage import Part, Stage
@@ -173,13 +175,42 @@ def manager(engine: Engine, world: World) -> Part:
     return Part(engine.agent(agent, tools={"delegate": plain()}), script)
 
 
+def scribe(engine: Engine, world: World) -> Part:
+    """A child that asks for more where its parent's budget is used up."""
+    agent = Agent("test", name="scribe", model_settings=ModelSettings(max_tokens=100))
+
+    @agent.tool_plain
+    async def note(text: str) -> str:
+        return "noted"
+
+    script = [call("note", text="one"), call("note", text="two"), say("Noted.")]
+    return Part(engine.agent(agent, tools={"note": plain()}, budget=Budget(on_limit="pause")), hundreds(script))
+
+
+def director(engine: Engine, world: World) -> Part:
+    """Two child runs at once under one budget, that is not enough for all of them."""
+    agent = Agent("test", name="director", model_settings=ModelSettings(max_tokens=100))
+
+    @agent.tool_plain
+    async def delegate(n: int) -> str:
+        raise Wait.run(await current_run().start("scribe", {"n": n}))
+
+    script = [calls(call("delegate", n=1), call("delegate", n=2)), say("All is written.")]
+    return Part(engine.agent(agent, tools={"delegate": plain()}, budget=Budget(max_tokens=550)), hundreds(script))
+
+
+def hundreds(script: Sequence[Reply]) -> list[Reply]:
+    """Replies of 100 tokens each."""
+    return [replace(reply, input_tokens=90, output_tokens=10) for reply in script]
+
+
 def talker(engine: Engine, world: World) -> Part:
     """Turns of one conversation: each sees those before it."""
     return Part(engine.agent(Agent("test", name="talker"), history="thread"), lambda messages: say(f"Turn {len(messages)}."))
 
 
 MAKERS = (poet, triage, bank, clerk, courier, writer)
-FAMILY = (poet, clerk, manager, talker)
+FAMILY = (poet, clerk, manager, talker, scribe, director)
 FAMILY_SEEDS = 5
 """One seed in so many is about runs that belong together: children and their parents, turns of a thread."""
 
@@ -195,16 +226,16 @@ def _family(seed: int) -> Cast:
     parts = [make(engine, world) for make in FAMILY]
     orders: list[Order] = []
     for number in range(RUNS):
-        agent = chance.choice(["manager", "talker", "talker"])
+        agent = chance.choice(["manager", "talker", "talker", "director"])
         thread = "talk" if agent == "talker" else None
         orders.append(Order(agent, {"n": number}, at=round(chance.random() ** 2 * 20, 3), key=f"order-{number}", thread=thread))
     return Cast(parts, orders, edits={"name": "edited"}, expects=children_once)
 
 
 def children_once(rows: Sequence[Rows]) -> Iterator[str]:
-    """A manager starts two children in each of its lives, however often its calls are entered."""
+    """A manager or director starts two children in each of its lives, however often its calls are entered."""
     for parent in rows:
-        if parent.run.agent == "manager":
+        if parent.run.agent in ("manager", "director"):
             children = [each.run.id for each in rows if each.run.parent_run == parent.run.id]
             if len(children) > 2 * parent.run.generation:
                 yield f"run {parent.run.id[-6:]} started {len(children)} children in {parent.run.generation} lives"

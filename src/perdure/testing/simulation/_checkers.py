@@ -657,12 +657,3 @@ class EverythingComesToRest(Checker):
             if not each.run.status.final:
                 waits = [f"{wait.kind}:{wait.row.question}" for wait in each.open_waits]
                 yield f"run {each.run.id} ({each.run.agent}) is still {each.run.status} (epoch {each.run.epoch}, waits {waits})"
-
-
-ROW_CHECKERS: Final[tuple[type[Checker], ...]] = (
-    EpochsOnlyRise, OneOwner, StaleWritesChangeNothing, LeasesRunOut, WorkStopsInTime, KeysAreHeldOnce, ThreadsGoOn, NothingAcknowledgedIsLost,
-    EventsAreGapFree, StepsAreGapFree, ShownAfterCommit, KeysStartOneRun, OnlyLegalMoves, RestIsOneRule, OneSettlement, CancelsAreHonoured, WaitsResolveOnce, ExpiryHolds,
-    SpendAddsUp, HistoriesStayValid, StepsAreDoneOnce, AnswersAreReal, EffectsHappenOnce, StartedBeforeBody, EffectsOneAtATime, NoEffectOutlivesItsClaim,
-    EverythingComesToRest,
-)  # fmt: skip
-"""Every promise that the simulator watches."""

@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from perdure.core.errors import PerdureError, StoreUnavailable
+from perdure.core.family import waits_for_room
 from perdure.core.run import RunStatus
 from perdure.core.wait import WaitPoint
 from perdure.engine import Engine, Request
@@ -299,7 +300,10 @@ class Play:
             case "attention":
                 await request.answer("resume", by=who)
             case "budget":
-                await request.answer("top_up", {"max_steps": 50}, by=who)
+                if not waits_for_room(request.wait.row):
+                    # A little more at a time, where it is tokens that have run out.
+                    seen = request.wait.row.data.get("budget", {}).get("max_tokens")
+                    await request.answer("top_up", {"max_steps": 50} if seen is None else {"max_tokens": seen + 300}, by=who)
             case _:
                 pass  # the world's own business: signals and time
 

@@ -22,8 +22,9 @@ from perdure.core.commit import (
 )
 from perdure.core.run import Run
 from perdure.stores import Store
-from perdure.testing.simulation._checkers import ROW_CHECKERS, Change, Checker, Rows, Sight
+from perdure.testing.simulation._checkers import Change, Checker, Rows, Sight
 from perdure.testing.simulation._port import Call, Record, at_once
+from perdure.testing.simulation._promises import ROW_CHECKERS
 
 ROWS_MAX: Final = 10_000
 """Steps and events of one run that are read at once: more than any scenario makes."""
