@@ -1,6 +1,6 @@
 """What runs that wait cost a worker that has nothing to do: CPU, memory, and the time of a claim, against an empty database.
 
-    python -m benchmarks.waiting [--runs 10000] [--seconds 60] [--claims 300]
+    python -m benchmarks.waiting [--runs 10000] [--seconds 60] [--claims 2000]
 
 On SQLite, with the engine as it is by default. What else the machine does hits both databases alike: the two idle workers are two processes that run at the
 same time, and the claims alternate between the two databases in one process. Linux only: memory is read from /proc.
@@ -161,7 +161,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=10_000)
     parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--claims", type=int, default=300)
+    parser.add_argument("--claims", type=int, default=2_000)
     parser.add_argument("--only", choices=["fill", "idle", "claims"], help=argparse.SUPPRESS)
     parser.add_argument("--paths", type=Path, nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--amount", type=float, help=argparse.SUPPRESS)

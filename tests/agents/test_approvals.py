@@ -21,7 +21,7 @@ from pydantic_ai import (
     ToolOutput,
 )
 from pydantic_ai.capabilities import HandleDeferredToolCalls
-from pydantic_ai.messages import ToolReturnPart
+from pydantic_ai.messages import ToolReturnPart, UserPromptPart
 from pydantic_ai.tools import ToolDefinition
 from pydantic_ai.toolsets import ApprovalRequiredToolset, ExternalToolset, FunctionToolset
 from session_host import Host, Parked, session, step, to_the_end
@@ -125,12 +125,15 @@ async def test_each_of_several_calls_gets_its_own_decision() -> None:
             ("success", "free"),
             ("denied", "Not this one."),
         ]
-        assert [(part.tool_name, part.tool_call_id) for part in answered.request.parts] == [
+        *returned, told = answered.request.parts
+        assert [(part.tool_name, part.tool_call_id) for part in returned] == [
             ("pay", "call-0-0"),
             ("pay", "call-0-1"),
             ("free", "call-0-2"),
             ("pay", "call-0-3"),
         ]
+        assert isinstance(told, UserPromptPart), "the model learns of the changed input, and of that alone"
+        assert told.content == 'The call of pay was approved with a changed input: {"n":20} in place of {"n":2}. Do not repeat it with the first one.'
         await to_the_end(opened)
     assert sorted(paid) == [1, 20]
     assert {each.position: each.args for each in host.ran}[1] == {"n": 20}, "the effective input is the edited one"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from email.utils import format_datetime
 from typing import Any, Literal
 
 import pytest
-from pydantic_ai import Agent
+from pydantic_ai import Agent, FunctionToolset, Tool
 from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ThinkingPart, ToolCallPart, ToolReturnPart
 from pydantic_ai.models import Model
 
@@ -327,6 +328,27 @@ async def test_ids_that_come_twice_in_one_turn_are_told_apart(wire: str) -> None
     async with ProviderServer(script) as server, session(server, wire, host) as opened:
         assert (await to_the_end(opened)).output == "done"
         assert sorted(text for _, text in host.ran) == ["a", "b"] and not server.refused
+
+
+class Editor(Watcher):
+    """A host whose people change the text."""
+
+    async def decide(self, calls: Sequence[Call]) -> dict[str, Decision]:
+        return {call.id: Decision(approved=True, args={"text": "theirs"}) for call in calls}
+
+
+@every_wire
+async def test_a_changed_input_is_told_to_the_model_in_a_form_that_every_provider_takes(wire: str) -> None:
+    """The call stays in the history as the model made it; after its result stands what it ran with."""  # case B11
+    host = Editor()
+    async with (
+        ProviderServer([calls(A_CALL, call("gated", text="first")), say("done")]) as server,
+        session(server, wire, host, toolsets=[FunctionToolset([Tool(note, name="gated", requires_approval=True)])]) as opened,
+    ):
+        assert (await to_the_end(opened)).output == "done"
+        assert host.ran[1:] == [("gated", "theirs")] and not server.refused
+        told = json.dumps(server.requests[-1].body)
+        assert "approved with a changed input" in told and "noted theirs" in told
 
 
 @every_wire

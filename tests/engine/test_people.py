@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 from pydantic_ai import Agent, ApprovalRequired, RunContext
+from pydantic_ai.messages import ToolReturnPart, UserPromptPart
 
 from perdure import Conflict, RunFailed, RunStatus, StillWaiting, Wait, approve, effect
 from perdure.core.commit import ResolveOutcome
-from perdure.testing.models import ScriptedModel, call, calls, say
+from perdure.testing.models import ScriptedModel, StrictProvider, call, calls, say
 
 
 class Receipt(BaseModel):
@@ -127,6 +129,38 @@ def test_edited_input_is_what_the_tool_gets(sim: Any) -> None:
     sim.run(main)
 
 
+def test_a_model_that_takes_an_edit_for_a_mistake_is_told_of_it(sim: Any) -> None:
+    """Without a word it would make its first call again: the history shows its own input beside another one's result. # case B11"""
+    desk = Desk()
+
+    def script(messages: list[Any]) -> Any:
+        said = [part for message in messages[1:] for part in message.parts]
+        told = any(isinstance(part, UserPromptPart) and '{"cents":400} in place of {"cents":900}' in str(part.content) for part in said)
+        return say("done") if told else call("refund", order="7", cents=900)
+
+    async def main() -> None:
+        engine = patient(sim)
+        model = StrictProvider(ScriptedModel(script))
+        agent = Agent(model, name="gated")
+        agent.tool_plain(desk.refund, metadata=effect() | approve())
+        durable = engine.agent(agent)
+        async with engine:
+            run = await durable.start({})
+            [request] = await waiting(run)
+            await request.approve(by="eva", input={"order": "7", "cents": 400})
+            assert await run.result() == "done"
+            assert (desk.done, model.refusals) == ([("7", 400)], [])
+            response = (await run.messages())[1]
+            assert response.parts[0].args_as_dict() == {"order": "7", "cents": 900}, "what the model said stays as it said it"
+            other = await durable.start({"n": 2})
+            [request] = await waiting(other)
+            await request.approve(by="eva", input={"order": "7", "cents": 900})
+            [again] = await waiting(other)
+            assert again.id != request.id, "an edit that changes nothing is no edit, and is not told"
+
+    sim.run(main)
+
+
 def test_a_denial_is_told_to_the_model(sim: Any) -> None:
     """With its reason; nothing was done."""
     desk = Desk()
@@ -145,13 +179,14 @@ def test_a_denial_is_told_to_the_model(sim: Any) -> None:
     sim.run(main)
 
 
-def test_silence_is_never_consent(sim: Any) -> None:
-    """A default deadline; at its end the model is told, and the record says expired, by nobody. # case B2, # case B3"""
+@pytest.mark.parametrize("rule", [{}, {"within": timedelta(hours=36)}], ids=["default", "declared"])
+def test_silence_is_never_consent(sim: Any, rule: dict[str, Any]) -> None:
+    """A default deadline, and one that was named; at its end the model is told, and the record says expired, by nobody. # case B2, # case B3"""
     desk = Desk()
 
     async def main() -> None:
         engine = patient(sim)
-        agent = engine.agent(gated(desk))
+        agent = engine.agent(gated(desk, **rule))
         async with engine:
             run = await agent.start({})
             [request] = await waiting(run)
@@ -159,6 +194,7 @@ def test_silence_is_never_consent(sim: Any) -> None:
             await sim.runtime.sleep(timedelta(days=8).total_seconds())
             assert await run.result() == "done"
             assert desk.done == []
+            assert "lapsed" in str((await run.messages())[2])
             wait = await engine.store.wait(request.id)
             assert (str(wait.resolution.kind), wait.resolution.by) == ("expired", None)
             assert (await request.approve(by="late")).outcome is not ResolveOutcome.RESOLVED
@@ -218,6 +254,47 @@ def test_several_requests_are_answered_in_any_order(sim: Any) -> None:
     sim.run(main)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_five_requests_in_any_order_with_pauses_and_one_that_lapses(sim: Any, seed: int) -> None:
+    """Nothing undecided is taken for failed, no request goes to the model before the last one is closed, and each call gets its own. # case B10, # case B19"""
+    desk, chance = Desk(), random.Random(seed)
+    asked: list[int] = []
+
+    def script(messages: list[Any]) -> Any:
+        asked.append(len(messages))
+        return say("done") if len(messages) > 1 else calls(*[call("refund", order=str(n), cents=n) for n in range(5)], call("look", order="free"))
+
+    async def main() -> None:
+        engine = patient(sim)
+        model = StrictProvider(ScriptedModel(script))
+        agent = Agent(model, name="gated")
+        agent.tool_plain(desk.refund, metadata=effect() | approve(within=timedelta(days=2)))
+        agent.tool_plain(desk.look)
+        durable = engine.agent(agent)
+        async with engine:
+            run = await durable.start({})
+            requests = {request.input["order"]: request for request in await waiting(run)}
+            order = chance.sample(sorted(requests), 5)
+            lapses = order.pop(chance.randrange(5))
+            for each in order:
+                await requests[each].extend(timedelta(days=30))
+            pauses = sorted(chance.uniform(0, 5 * 86_400) for _ in order)
+            for each, pause, before in zip(order, pauses, [0.0, *pauses], strict=False):
+                await sim.runtime.sleep(pause - before)
+                assert await run.status() is RunStatus.WAITING
+                assert len(asked) == 1 and len([step for step in await run.steps() if step.kind == "tool"]) == 1
+                await requests[each].approve(by="eva", input={"order": each, "cents": 100 + int(each)})
+            await sim.runtime.sleep(timedelta(days=3).total_seconds())
+            assert await run.result() == "done"
+            assert sorted(desk.done) == sorted([("free", 0), *((each, 100 + int(each)) for each in order)])
+            results = {part.tool_call_id: str(part.content) for part in (await run.messages())[2].parts if isinstance(part, ToolReturnPart)}
+            assert [lapses for each in results.values() if "lapsed" in each] == [lapses]
+            assert "lapsed" in results[str(requests[lapses].wait.row.tool_call_id)]
+            assert (len(asked), model.refusals) == (2, [])
+
+    sim.run(main)
+
+
 def test_a_predicate_decides_by_the_validated_input(sim: Any) -> None:
     """Below the line nobody is asked."""
     desk = Desk()
@@ -259,6 +336,14 @@ def test_quorum_and_named_approvers(sim: Any) -> None:
             assert (await request.deny(by="kim")).outcome is ResolveOutcome.RESOLVED
             assert await second.result() == "done"
             assert len(desk.done) == 1
+            third = await agent.start({"n": 3})
+            [request] = await waiting(third)
+            assert (await request.approve(by="eva")).outcome is ResolveOutcome.VOTED
+            await sim.runtime.sleep(timedelta(days=8).total_seconds())
+            assert await third.result() == "done"
+            lapsed = (await engine.store.wait(request.id)).resolution
+            assert (str(lapsed.kind), lapsed.by, len(desk.done)) == ("expired", None, 1), "one of two is not enough, and silence is no second one"
+            assert (await request.approve(by="kim")).outcome is ResolveOutcome.EXPIRED
 
     sim.run(main)
 
@@ -307,7 +392,10 @@ def test_a_second_request_in_the_same_run_is_a_new_one(sim: Any) -> None:
 
     async def main() -> None:
         engine = patient(sim)
-        agent = engine.agent(gated(desk, *[call("refund", order=str(n), cents=n) for n in range(3)], say("done")))
+        strict = StrictProvider(ScriptedModel([*[call("refund", order=str(n), cents=n) for n in range(3)], say("done")]))
+        gate = Agent(strict, name="gated")
+        gate.tool_plain(desk.refund, metadata=effect() | approve())
+        agent = engine.agent(gate)
         async with engine:
             run = await agent.start({})
             for _ in range(3):
@@ -315,6 +403,8 @@ def test_a_second_request_in_the_same_run_is_a_new_one(sim: Any) -> None:
                 await request.approve(by="eva")
             assert await run.result() == "done"
             assert desk.done == [("0", 0), ("1", 1), ("2", 2)]
+            answers = [part.tool_call_id for message in await run.messages() for part in message.parts if isinstance(part, ToolReturnPart)]
+            assert (len(answers), len(set(answers)), strict.refusals) == (3, 3, []), "each output went to the provider once, beside its own call"
 
     sim.run(main)
 

@@ -35,7 +35,7 @@ from pydantic_ai.toolsets import AbstractToolset, FunctionToolset, ToolsetTool, 
 from perdure.agents._faults import StreamCut, contained, describe, is_whole
 from perdure.agents._turn import Call, Decision, Host
 from perdure.agents._values import is_envelope, revive
-from perdure.core.codec import clean
+from perdure.core.codec import clean, dump
 from perdure.core.errors import Suspend, UnserializableError
 from perdure.core.limits import PREVIEW_CHARS
 
@@ -82,7 +82,7 @@ class Link:
 
     `accept` is the gate for a response, `keep` the one for a tool's result, `restore` puts files into a request. `positions` and `retried` are of the response in
     hand, `tools`, `outputs` and `output_retries` of the step. `valid` is the input of each call as its validation left it, `deferred` are the
-    calls that wait, `late` those that do since they were approved. `stored` is a response that is processed again instead of asked for. `parked` is why the session ends.
+    calls that wait, `late` those that do since they were approved, `edits` says of calls that were approved with another input what became of it. `stored` is a response that is processed again instead of asked for. `parked` is why the session ends.
     """
 
     host: Host
@@ -98,6 +98,7 @@ class Link:
     valid: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     deferred: dict[str, Call] = field(default_factory=dict[str, Call])
     late: dict[str, Call] = field(default_factory=dict[str, Call])
+    edits: dict[str, str] = field(default_factory=dict[str, str])
     parked: BaseException | None = None
 
     def call(self, part: ToolCallPart, args: dict[str, Any] | None, *, deferred: dict[str, Any] | None = None) -> Call:
@@ -269,9 +270,19 @@ class Inner(Deaf):
             decision = decisions.get(call_id)
             if decision is None:
                 raise RuntimeError(f"The host decided nothing about call {call_id!r} ({calls[call_id].name}); it must decide about each or suspend.")
+            if kind == "approval" and decision.approved and decision.args is not None and decision.args != calls[call_id].args:
+                link.edits[call_id] = edit_note(calls[call_id], decision.args)
             result = await link.result(decision.result) if kind != "approval" and (decision.approved or decision.answered) else None
             _decided(results, call_id, kind, decision, result)
         return results
+
+
+def edit_note(call: Call, args: dict[str, Any]) -> str:
+    """What the model is told of a changed input. The history keeps the call as the model made it: beside that alone, its result would look wrong."""
+    before = call.args or {}
+    now = {name: value for name, value in args.items() if name not in before or before[name] != value}
+    was = {name: value for name, value in before.items() if name not in args or args[name] != value}
+    return f"The call of {call.name} was approved with a changed input: {dump(now)} in place of {dump(was)}. Do not repeat it with the first one."
 
 
 def _decided(results: DeferredToolResults, call_id: str, kind: str, decision: Decision, result: Any) -> None:

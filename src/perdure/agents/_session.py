@@ -32,6 +32,7 @@ from pydantic_ai.messages import (
     ToolCallPart,
     ToolReturnPart,
     UserContent,
+    UserPromptPart,
 )
 from pydantic_ai.models import KnownModelName, Model
 from pydantic_ai.result import AgentStream
@@ -370,7 +371,7 @@ class AgentSession:
         if isinstance(node, ModelRequestNode):
             # A hook of the user's refused the response already; what it said goes to the model.
             return await self._answered(node, response)
-        link.positions, link.valid, link.deferred, link.late = _positions(response), {}, {}, {}
+        link.positions, link.valid, link.deferred, link.late, link.edits = _positions(response), {}, {}, {}, {}
         link.retried = self._retried
         unknown = [
             part
@@ -447,6 +448,9 @@ class AgentSession:
 
     async def _answered(self, node: Any, response: ModelResponse) -> Answered:
         node.request.parts = gate.complete(node.request.parts, response)
+        told = [self._link.edits[part.tool_call_id] for part in response.tool_calls if part.tool_call_id in self._link.edits]
+        if told:
+            node.request.parts = [*node.request.parts, UserPromptPart("\n".join(told))]
         request = await self._stored(node.request)
         self._live.append(node.request)
         self.history.append(request)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Optional, cast
 
 import typer
 
-from perdure.cli import _approvals, _demo, _effects, _exit, _jobs, _maintain, _run, _runs, _signal, _worker
+from perdure.cli import _approvals, _demo, _effects, _exit, _fork, _jobs, _maintain, _run, _runs, _signal, _worker
 from perdure.cli._leave import EXIT_PATIENCE, end_after
 from perdure.cli._load import DEBUG_VARIABLE
 from perdure.cli._output import console_on
@@ -66,6 +66,7 @@ runs.command("show")(_runs.show)
 runs.command("follow")(_runs.follow)
 runs.command("cancel")(_runs.cancel)
 runs.command("retry")(_runs.retry)
+runs.command("fork")(_fork.fork)
 app.add_typer(runs, name="runs", rich_help_panel=LOOK)
 
 approvals = _group("What waits for a person, and the answers.")

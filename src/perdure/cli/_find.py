@@ -7,7 +7,7 @@ from typing import Final, NoReturn, TypeVar
 
 from perdure.core.commit import EffectFilter, RunFilter, WaitFilter
 from perdure.core.effect import Effect
-from perdure.core.errors import Conflict, EffectNotFoundError, RunNotFoundError, WaitNotFoundError
+from perdure.core.errors import Conflict, EffectNotFoundError, InvalidTrigger, RunNotFoundError, WaitNotFoundError
 from perdure.core.run import Run
 from perdure.core.wait import WaitPoint
 from perdure.engine import Engine
@@ -15,6 +15,8 @@ from perdure.engine import Engine
 LOOK_BACK: Final = 2_000
 """How many of the newest rows a short name is looked up in; older ones have their whole id."""
 ID_LENGTH: Final = 36
+NAME_LEAST: Final = 4
+"""Characters that a short name has at least."""
 LAST: Final = "last"
 
 T = TypeVar("T")
@@ -27,6 +29,7 @@ async def find_run(engine: Engine, name: str) -> Run:
         RunNotFoundError: There is none.
         Conflict: There are several.
     """
+    _check_length(name)
     if len(name) == ID_LENGTH:
         return await engine.run(name)
     if "/" in name:
@@ -46,6 +49,7 @@ async def find_wait(engine: Engine, name: str) -> WaitPoint:
         WaitNotFoundError: There is none.
         Conflict: There are several.
     """
+    _check_length(name)
     name = await _run_id(engine, name)
     if len(name) == ID_LENGTH and (wait := await engine.store.wait(name)) is not None:
         return wait
@@ -65,6 +69,7 @@ async def find_effect(engine: Engine, name: str) -> Effect:
         EffectNotFoundError: There is none.
         Conflict: There are several.
     """
+    _check_length(name)
     name = await _run_id(engine, name)
     run_id = name.partition(":")[0]
     if len(run_id) == ID_LENGTH:
@@ -75,6 +80,16 @@ async def find_effect(engine: Engine, name: str) -> Effect:
         found = [effect for effect in rows if effect.key.endswith(name)]
         found = found or [effect for effect in rows if effect.run_id.endswith(name) and effect.state == "unknown"]
     return _only(found, name, [effect.key for effect in found]) or _missing(EffectNotFoundError(name))
+
+
+def _check_length(name: str) -> None:
+    """A character or two would name, and decide, whatever happens to end on them.
+
+    Raises:
+        InvalidTrigger: It is shorter than `NAME_LEAST`.
+    """
+    if len(name) < NAME_LEAST and "/" not in name:
+        raise InvalidTrigger(f"{name!r} is too short to name anything. Give at least the last {NAME_LEAST} characters of the id.")
 
 
 async def _run_id(engine: Engine, name: str) -> str:

@@ -70,6 +70,10 @@ class Conflict(PerdureError):
     code = "conflict"
 
 
+NAME_SHOWN_MAX = 200
+"""Characters of a name that a message shows."""
+
+
 class NotFound(PerdureError):
     """The thing that was named does not exist in this store."""
 
@@ -78,7 +82,8 @@ class NotFound(PerdureError):
 
     def __init__(self, name: str, **details: Any) -> None:
         hint = f" {self.hint}" if self.hint else ""
-        super().__init__(f"There is no {self.noun} {name!r} here.{hint}", name=name, **details)
+        told = repr(name if len(name) <= NAME_SHOWN_MAX else f"{name[:NAME_SHOWN_MAX]}…")
+        super().__init__(f"There is no {self.noun} {told} here.{hint}", name=name, **details)
 
 
 class RunNotFoundError(NotFound):
@@ -108,7 +113,7 @@ class ArtifactNotFoundError(NotFound):
 class WaitNotFoundError(NotFound):
     """No wait point has this id."""
 
-    code, noun = "wait_not_found", "wait point"
+    code, noun, hint = "wait_not_found", "wait point", "`perdure approvals list` shows what waits for a person."
 
 
 class EffectNotFoundError(NotFound):

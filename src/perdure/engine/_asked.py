@@ -40,7 +40,8 @@ def check_index(field: str, value: Any) -> None:
 
 def _said(**texts: Any) -> None:
     for field, value in texts.items():
-        given.refuse(field, given.words(value))
+        # Whoever decides has a name or none: an empty one would stand in the record as somebody.
+        given.refuse(field, given.text(value) if field == "by" and value is not None else given.words(value))
 
 
 def resolve_of(

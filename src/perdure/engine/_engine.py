@@ -515,11 +515,13 @@ class Engine:
         wait = await self._again(lambda: self.store.wait(wait_id))
         if wait is None:
             raise WaitNotFoundError(wait_id)
+        if not wait.open:
+            return None  # whoever comes too late is told so, whatever they say
         wrong = schema_error(edited, wait.row.data.get("schema") or {})
         if wrong is None:
             return None
         status = (await self.run(wait.run_id)).status
-        return Resolved(ResolveOutcome.REFUSED, wait, status, f"The edited input does not fit {wait.row.tool!r}: {wrong}")
+        return Resolved(ResolveOutcome.REFUSED, wait, status, f"The edited input does not fit {wait.row.tool!r}: {wrong}.")
 
     async def approve(
         self, wait_id: str, *, by: str | None = None, input: Mapping[str, Any] | None = None, reason: str | None = None, via: str = "python"
@@ -652,7 +654,7 @@ class Engine:
         """
         _asked.check_index("step", step)
         run = await self.run(run_id)
-        kind = self._type(run.agent)
+        kind = self._types.get(run.agent)
         checkpoint = await self._again(lambda: self.store.checkpoint(run_id, index=step))
         if checkpoint is None:
             raise InvalidTrigger(f"step: run {run_id} has no checkpoint {'yet' if step is None else step}.", field="step")
