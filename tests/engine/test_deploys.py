@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
-from pydantic_ai import Agent
+from pydantic_ai import Agent, FunctionToolset, RunContext, Tool
 
 from perdure import StillWaiting, Usage, approve, effect
 from perdure.core.event import Event
-from perdure.testing.models import ScriptedModel, call, calls, say
+from perdure.testing.models import Reply, ScriptedModel, call, calls, say
 
 
 def gated(done: list[str], *, tool: str = "refund", more: bool = False) -> Agent[Any, str]:
@@ -182,3 +183,114 @@ def test_cached_tokens_are_counted_once() -> None:
     """Providers count them inside the input: the cap is not reached early. # case K7"""
     usage = Usage(input_tokens=1_000, output_tokens=100, cache_read_tokens=900)
     assert usage.total_tokens == 1_100
+
+
+def found(sim: Any, done: list[str], *names: str, script: list[Reply] | None = None) -> Agent[Any, str]:
+    """An agent whose tools show themselves only when it runs. Each of them takes ten seconds."""
+    agent: Agent[Any, str] = Agent(ScriptedModel(script or [calls(call("pack"), call("ship")), say("done")]), name="found")
+
+    @agent.toolset
+    def tools(ctx: RunContext[Any]) -> FunctionToolset[Any]:
+        return FunctionToolset([Tool(_slow(sim, done, name), name=name, sequential=True) for name in names])
+
+    return agent
+
+
+def _slow(sim: Any, done: list[str], name: str) -> Any:
+    async def tool() -> str:
+        done.append(name)
+        await sim.runtime.sleep(10)
+        return name
+
+    return tool
+
+
+def dies_in(sim: Any, agent: Agent[Any, str], seconds: float, **options: Any) -> Any:
+    """Start a run on a machine that dies so many seconds later."""
+
+    async def main() -> str:
+        first = sim.other("first", lease=timedelta(seconds=10))
+        durable = first.agent(agent, **options)
+        started: list[str] = []
+
+        async def life() -> None:
+            async with first:
+                started.append((await durable.start({})).id)
+                await asyncio.Event().wait()
+
+        sim.on("first", life())
+        await sim.runtime.sleep(seconds)
+        sim.replicas["first"].kill()
+        return started[0]
+
+    return main()
+
+
+def test_an_open_call_whose_tool_is_gone_needs_an_operator(sim: Any) -> None:
+    """The worker died in the first of two calls; the toolset of the next one has not the second. No body runs, and the model is told no lie. # case L3"""
+    done: list[str] = []
+
+    async def main() -> None:
+        run_id = await dies_in(sim, found(sim, done, "pack", "ship"), 5)
+        assert done == ["pack"]
+        engine = sim.engine()
+        engine.agent(found(sim, done, "pack"))
+        async with engine:
+            with pytest.raises(StillWaiting):
+                await engine.handle(run_id).result(timeout=100)
+            [attention] = await engine.requests(run_id=run_id)
+            assert (attention.kind, attention.wait.row.data["why"], done) == ("attention", "tool_gone", ["pack"])
+        again = sim.engine()
+        again.agent(found(sim, done, "pack", "ship"))
+        async with again:
+            [attention] = await again.requests(run_id=run_id)
+            await attention.answer("resume", by="ops")
+            assert await again.handle(run_id).result(timeout=100) == "done"
+        assert done == ["pack", "pack", "ship"]
+
+    sim.run(main)
+
+
+def test_a_call_whose_tool_never_was_is_answered_after_a_crash_too(sim: Any) -> None:
+    """The model made the name up: that is no deploy's doing, and the model hears of it. # case L3"""
+    done: list[str] = []
+    script = [calls(call("pack"), call("teleport")), say("done")]
+
+    async def main() -> None:
+        run_id = await dies_in(sim, found(sim, done, "pack", script=script), 5)
+        engine = sim.engine()
+        engine.agent(found(sim, done, "pack", script=script))
+        async with engine:
+            assert await engine.handle(run_id).result(timeout=100) == "done"
+            assert "teleport" in str((await engine.handle(run_id).messages())[2])
+        assert done == ["pack", "pack"]
+
+    sim.run(main)
+
+
+@pytest.mark.parametrize("declared", [effect("retry"), effect("ask")])
+def test_an_effect_of_unknown_outcome_whose_tool_is_gone_is_not_answered_for(sim: Any, declared: dict[str, Any]) -> None:
+    """Neither "no such tool" nor "failed" would be true. # case L3"""
+    done: list[str] = []
+    script = [call("ship"), say("done")]
+
+    async def main() -> None:
+        run_id = await dies_in(sim, found(sim, done, "ship", script=script), 5, tools={"ship": declared})
+        assert done == ["ship"]
+        engine = sim.engine()
+        engine.agent(found(sim, done, "pack", script=script), tools={"ship": declared})
+        async with engine:
+            with pytest.raises(StillWaiting):
+                await engine.handle(run_id).result(timeout=100)
+            [request] = await engine.requests(run_id=run_id)
+            if request.kind == "effect":
+                await request.answer("run", by="eva")
+                with pytest.raises(StillWaiting):
+                    await engine.handle(run_id).result(timeout=100)
+                [request] = await engine.requests(run_id=run_id)
+            assert request.kind == "attention"
+            [row] = await engine.effects(run_id=run_id, state=None)
+            assert row.state in ("unknown", "planned")
+        assert done == ["ship"]
+
+    sim.run(main)

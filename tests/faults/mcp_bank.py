@@ -2,6 +2,8 @@
 
 python mcp_bank.py LEDGER [NEWS]
 
+A file beside LEDGER that ends in `.gone` names a tool that the server has no more; where there is one that ends in `.changed`, a refund takes a reason too.
+
 Each deed is a line of the file LEDGER, and is told on the pipe NEWS once it is done. An order named `error` fails after its deed; one named `slow` is not
 answered the first time.
 """
@@ -72,5 +74,21 @@ async def mystery(order: str) -> str:
     return "?"
 
 
+async def refund_for(order: str, context: Context, reason: str = "") -> str:
+    """Pay an order back, and say why."""
+    return await deed("refund", order, context)
+
+
+def changed() -> None:
+    """Be the server that it has become."""
+    gone = LEDGER.with_suffix(".gone")
+    if gone.exists():
+        server.remove_tool(gone.read_text())
+    if LEDGER.with_suffix(".changed").exists():
+        server.remove_tool("refund")
+        server.add_tool(refund_for, name="refund", annotations=ToolAnnotations(destructive_hint=True))
+
+
 if __name__ == "__main__":
+    changed()
     server.run()

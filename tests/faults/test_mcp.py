@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from mcp_payer import agent_of
 
-from perdure import Engine, RunHandle, Waiting
+from perdure import Engine, RunHandle, Waiting, approve
 from perdure.core.effect import EffectState
 from perdure.testing.models import call, calls
 
@@ -109,3 +109,65 @@ async def test_a_client_killed_between_the_deed_and_its_record(tmp_path: Path, t
         [row] = await engine.effects(run_id=run.id, state=None)
         assert row.state is EffectState.DONE
     assert deeds(ledger) == [first] * (1 if asked else 2)
+
+
+async def waiting_for_approval(ledger: Path, engine: Engine) -> RunHandle[Any]:
+    """A run that waits for the approval of a refund at the bank."""
+    payer = engine.agent(agent_of(ledger, None, call("refund", order="7")), tools={"refund": approve()})
+    run = await payer.start({})
+    await until_waiting(run)
+    return run
+
+
+async def until_waiting_again(run: RunHandle[Any], kind: str) -> None:
+    """Until the run waits for something of this kind."""
+    async with asyncio.timeout(LONG):
+        async for event in run.events():
+            if isinstance(event, Waiting) and any(request.kind == kind for request in await run.requests()):
+                return
+
+
+async def test_an_approved_call_whose_tool_the_server_has_no_more_waits_for_an_operator(tmp_path: Path) -> None:
+    """It is not answered with "unknown tool", nothing is done, and the approval holds once the server has its tool again. # case L3"""
+    ledger = tmp_path / "ledger"
+    async with Engine("memory://") as engine:
+        run = await waiting_for_approval(ledger, engine)
+        [request] = await engine.requests()
+        ledger.with_suffix(".gone").write_text("refund")
+        await request.approve(by="eva")
+        await until_waiting_again(run, "attention")
+        [attention] = await engine.requests()
+        assert (attention.kind, attention.wait.row.data["why"]) == ("attention", "tool_gone")
+        assert deeds(ledger) == []
+        ledger.with_suffix(".gone").unlink()
+        await attention.answer("resume", by="ops")
+        assert await run.result(timeout=LONG) == "done"
+    assert [deed[:2] for deed in deeds(ledger)] == [["refund", "7"]]
+
+
+async def test_a_server_that_changed_its_tools_is_told_of_and_the_run_goes_on(tmp_path: Path) -> None:
+    """The schema of the tool is another one than when the call was made: an event says so. # case L3"""
+    ledger = tmp_path / "ledger"
+    async with Engine("memory://") as engine:
+        run = await waiting_for_approval(ledger, engine)
+        [request] = await engine.requests()
+        ledger.with_suffix(".changed").touch()
+        await request.approve(by="eva")
+        assert await run.result(timeout=LONG) == "done"
+        events = await engine.store.events(run.id)
+        assert [event.data for event in events if event.type == "version.changed"] == [{"tools": True}]
+    assert [deed[:2] for deed in deeds(ledger)] == [["refund", "7"]]
+
+
+async def test_a_server_that_stayed_as_it_was_is_no_news(tmp_path: Path) -> None:
+    """Listed anew by each execution, the same tools are the same. # case L3"""
+    ledger = tmp_path / "ledger"
+    async with Engine("memory://") as engine:
+        run = await waiting_for_approval(ledger, engine)
+        [request] = await engine.requests()
+        await request.approve(by="eva")
+        assert await run.result(timeout=LONG) == "done"
+        events = await engine.store.events(run.id)
+        assert "version.changed" not in [event.type for event in events]
+        checkpoint = await engine.store.checkpoint(run.id)
+        assert checkpoint is not None and "+" in (checkpoint.tools_hash or ""), "the server's tools are part of the checkpoint"

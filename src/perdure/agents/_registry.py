@@ -209,6 +209,12 @@ class Registration:
         """A hash of the tools' names and schemas, as far as they are known without running the agent."""
         return fingerprint({tool.name: clean(tool.schema) for tool in self.static_tools})
 
+    def found_hash(self, tools: Mapping[str, Mapping[str, Any]]) -> str | None:
+        """A hash of those tools that only showed themselves when the agent ran: a factory's, a toolset's, an MCP server's. None where there are none."""
+        static = {tool.name for tool in self.static_tools}
+        found = {name: clean(schema) for name, schema in tools.items() if name not in static}
+        return fingerprint(found) if found else None
+
     def undeclared(self) -> list[str]:
         """The plain tools: known, and declared by nobody. They may run again after a crash."""
         return sorted(

@@ -138,6 +138,10 @@ class AgentSession:
     def messages(self) -> list[ModelMessage]:
         return list(self.history)
 
+    @property
+    def tools(self) -> dict[str, dict[str, Any]]:
+        return {name: tool.schema for name, tool in self._link.tools.items()}
+
     async def begin(self) -> None:
         """Build the start message."""
         await self._ready()
@@ -411,6 +415,7 @@ class AgentSession:
         known: list[Any] = [part for part in node.model_response.parts if not (isinstance(part, ToolCallPart) and part.tool_call_id in gone)]
         after: Any = None
         if any(isinstance(part, ToolCallPart) for part in known):
+            # Only the loop's object: what is stored while the bodies run has every call.
             parts, node.model_response.parts = node.model_response.parts, known
             try:
                 after = await _next(run, node)
@@ -540,8 +545,8 @@ class AgentSession:
 
     @staticmethod
     def _finished_response(accepted: ModelResponse, stored: ModelResponse) -> ModelResponse:
-        # The loop has put its ids and the cost on its object by now.
-        return accepted if stored is accepted else replace(accepted, parts=stored.parts)
+        # The loop has put its ids and the cost on its object by now. Never that object itself: the loop goes on to change it.
+        return replace(accepted, parts=stored.parts)
 
 
 async def output_json(output: Any, artifacts: Shelf | None) -> Any:

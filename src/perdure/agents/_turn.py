@@ -6,7 +6,7 @@ two, and around every tool body, the session tells its `Host`, which decides wha
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal, Protocol
@@ -165,6 +165,11 @@ class Session(Protocol):
     @property
     def messages(self) -> list[ModelMessage]:
         """The whole history as it stands, ending on the response after `ask` and on the request after `answer`."""
+        ...
+
+    @property
+    def tools(self) -> Mapping[str, Mapping[str, Any]]:
+        """The schemas of the tools that the model is offered, by name, those of toolsets and MCP servers among them. Empty until a call was made or entered again."""
         ...
 
     async def calls(self) -> tuple[Call, ...]:

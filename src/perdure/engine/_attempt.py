@@ -43,6 +43,7 @@ from perdure.core.step import Step, StepWrite
 from perdure.core.tail import Act, Tail, next_act
 from perdure.core.wait import WaitPoint, WaitWrite
 from perdure.engine import _settle
+from perdure.engine._deploy import found_changed, imaginary, static_changed, tool_gone, whole_hash
 from perdure.engine._execution import Execution
 from perdure.engine._facts import Known, StepFacts
 from perdure.engine._history import MessageLog
@@ -73,6 +74,8 @@ class AgentJob:
         self._unsaved: Reply | None = None
         """A response that no commit carries yet."""
         self._desk: ToolDesk | None = None
+        self._looked = False
+        """The tools that show themselves only now were compared with those of the checkpoint."""
         self._step_clock: asyncio.Task[None] | None = None
         self._outcome: Write | None = None
         """What came of the run, while its deps are being left."""
@@ -158,10 +161,11 @@ class AgentJob:
         calls = await session.calls()
         checkpoint = self._loaded.checkpoint
         cut = bool(calls) and checkpoint is not None and checkpoint.finish_reason == "length"
-        answered = self._facts().answers
-        # A call that somebody was asked about may not be answered with "there is no such tool".
-        asked = {wait.row.position for wait in self._loaded.waits if wait.row.index == self._index}
-        gone = any(not call.known and call.position in asked and call.position not in answered for call in calls)
+        await self._tell_changed_tools(session)
+        facts = self._facts()
+        asked = {row.position for row in (*(wait.row for wait in facts.waits.values()), *(effect.row for effect in facts.effects.values()))}
+        # A call that was possible when it was stored may not be answered with "there is no such tool".
+        gone = tool_gone(calls, self._loaded.steps, index=self._index, asked=asked, answered=facts.answers)
         return Tail(response=True, open_calls=len(calls), cut=cut, tool_gone=gone)
 
     def _facts(self) -> StepFacts:
@@ -220,6 +224,7 @@ class AgentJob:
         if reply.kind == "filtered":
             return self._llm_error(reply.text, "model_error", "The provider's content filter ended the response.", reply.usage, "content_filter")
         self._unsaved = reply
+        await self._tell_changed_tools(session)
         if reply.kind == "calls" and (name := looping(session.messages)) is not None:
             return self._reply_write(reply) + Write(
                 ending=_settle.failed("loop_detected", f"The model asks for {name!r} with the same input again and again.", tool=name)
@@ -432,7 +437,7 @@ class AgentJob:
         upto = next(at for at in range(len(messages) - 1, -1, -1) if messages[at] is reply.message) + 1
         self._finish_reason = "length" if reply.kind == "cut" else reply.finish_reason
         checkpoint = self._message_log.write(self._index, messages[:upto], self._finish_reason)
-        step = self._llm_step(reply, finish_reason=self._finish_reason, stored=True, message=upto - 1)
+        step = replace(self._llm_step(reply, finish_reason=self._finish_reason, stored=True, message=upto - 1), input=imaginary(reply.calls))
         self._remember(step)
         return Write(checkpoint=checkpoint, steps=(step,), progress=True, version=self._agent.version, booked=True)
 
@@ -578,10 +583,21 @@ class AgentJob:
         """What differs between the agent that wrote the checkpoint and the one that goes on from it (V1): the run goes on, and says so."""
         before, agent, stored = self._run.version, self._agent, self._loaded.checkpoint
         version = before is not None and agent.version is not None and before != agent.version
-        tools = stored is not None and stored.tools_hash is not None and stored.tools_hash != agent.tools_hash
+        tools = stored is not None and static_changed(stored.tools_hash, agent.tools_hash)
         if not version and not tools:
             return None
         return {**({"from": before, "to": agent.version} if version else {}), "tools": tools}
+
+    async def _tell_changed_tools(self, session: Session) -> None:
+        """As `_changed`, of the tools that show themselves only when the agent runs."""
+        if self._looked or not session.tools:
+            return
+        self._looked = True
+        agent, stored = self._agent, self._loaded.checkpoint
+        found = agent.what.found_hash(session.tools)
+        self._message_log.tools_hash = whole_hash(agent.tools_hash, found)
+        if stored is not None and found_changed(stored.tools_hash, found):
+            await self._journal.write(Write(events=(EventWrite("version.changed", {"tools": True}),)))
 
     async def _thread_history(self, history: list[Any]) -> int:
         """Put the thread's messages before a new run's own (G3), and say how many they are."""

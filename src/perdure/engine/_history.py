@@ -18,7 +18,7 @@ class MessageLog:
     def __init__(
         self, encode: Callable[[Any], bytes], loaded: Checkpoint | None, messages: Sequence[Any], *, version: str | None, tools_hash: str | None
     ) -> None:
-        self._encode, self._version, self._tools_hash = encode, version, tools_hash
+        self._encode, self._version, self.tools_hash = encode, version, tools_hash
         self._base = loaded.base if loaded is not None else 0
         self._index = loaded.index if loaded is not None else 0
         self._stored: list[Any] = list(messages) if loaded is not None else []
@@ -52,7 +52,7 @@ class MessageLog:
             append=tuple(added),
             finish_reason=finish_reason,
             version=self._version,
-            tools_hash=self._tools_hash,
+            tools_hash=self.tools_hash,
         )
 
     def same(self, index: int, finish_reason: str) -> CheckpointWrite:
