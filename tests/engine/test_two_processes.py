@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -111,6 +112,27 @@ if __name__ == "__main__":
 '''
 
 
+CROWD = '''
+"""Twenty-five people at one desk, who answer at once."""
+import asyncio
+import json
+import os
+import sys
+from perdure import Engine
+
+async def main(request: str, desk: str) -> None:
+    async with Engine(os.environ["STORE"], workers=0) as engine:
+        print("ready", flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+        answers = [
+            engine.approve(request, by=f"{desk}-{n}") if n % 2 else engine.deny(request, by=f"{desk}-{n}", reason="no") for n in range(25)
+        ]
+        said = await asyncio.gather(*answers)
+        print(json.dumps([[str(each.outcome), each.wait.resolution.by, each.wait.resolution.decision] for each in said]))
+
+asyncio.run(main(*sys.argv[1:]))
+'''
+
 PLACES = itertools.count(1)
 
 
@@ -129,6 +151,19 @@ class Place:
         )
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()
+
+    def open(self, *command: str) -> subprocess.Popen[str]:
+        """A process that goes on beside this one; it says when it is ready."""
+        process = subprocess.Popen(
+            [sys.executable, *command],
+            cwd=self.folder,
+            env={**os.environ, "STORE": self.store},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        return process
 
     def release(self, program: str) -> None:
         """Deploy this program in the place of the one before."""
@@ -193,3 +228,26 @@ def test_an_answer_after_the_deadline_pays_nothing(place: Place) -> None:
     assert set(said["outcomes"]) == {"expired"}
     assert said["output"] == "Paid back."  # the script's words; nothing was paid
     assert place.calls == ["look"]
+
+
+def test_of_fifty_answers_from_two_processes_one_wins(place: Place) -> None:
+    """Everybody learns the same winner; one row says who decided, and the run is resumed once. # case B1"""
+    place.release(BEFORE)
+    run_id, request = place.run("app.py")
+    (place.folder / "crowd.py").write_text(CROWD)
+    desks = [place.open("crowd.py", request, name) for name in ("left", "right")]
+    for desk in desks:
+        assert desk.stdin is not None
+        desk.stdin.write("go\n")
+        desk.stdin.flush()
+    told = [each for desk in desks for each in json.loads(desk.communicate(timeout=120)[0])]
+    outcomes = Counter(outcome for outcome, _, _ in told)
+    assert (outcomes["resolved"], outcomes.total()) == (1, 50) and set(outcomes) <= {"resolved", "already", "conflict"}
+    assert len({(by, decision) for _, by, decision in told}) == 1, "the rest learn who won"
+    [(_, winner, decision)] = [each for each in told if each[0] == "resolved"]
+    assert int(winner.split("-")[1]) % 2 == (decision == "approve")
+    place.release(AFTER)
+    [line] = place.run("app.py", run_id, "")
+    said: Any = json.loads(line)
+    assert (said["output"], said["events"].count("wait.resolved"), said["events"].count("run.claimed")) == ("Paid back.", 1, 2)
+    assert place.calls == ["look", *(["refund 7 900 fresh"] if decision == "approve" else [])]
