@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Annotated, Any, Final, Optional, TypeVar
 
 import typer
@@ -15,6 +16,7 @@ from perdure.cli._options import By, Json, Limit, Reason
 from perdure.cli._output import Cell, Column, Output, fields, pretty, print_table
 from perdure.cli._words import ago, brief, clock
 from perdure.core.errors import ConfigurationError, InvalidTrigger
+from perdure.core.given import shown
 from perdure.core.runtime import RealRuntime, run_main
 from perdure.pipeline import (
     STATUSES,
@@ -29,6 +31,7 @@ from perdure.pipeline import (
     pause_job,
     resume_job,
 )
+from perdure.pipeline._given import check_job_id
 from perdure.pipeline._sql_storage import SqlStorage
 
 T = TypeVar("T")
@@ -71,6 +74,7 @@ class Place:
         return run_main(main)
 
     async def job(self, job_id: str) -> JobRecord:
+        check_job_id(job_id)
         job = await self.storage.get_job(job_id)
         if job is None:
             raise JobNotFoundError(job_id)
@@ -81,6 +85,11 @@ def _database(url: str, prefix: str) -> SqlStorage:
     """The storage at an address, as a program makes it that names nothing else."""
     scheme, _, rest = url.partition("://")
     if scheme == "sqlite" and rest.startswith("/") and rest != "/":
+        if not Path(rest[1:]).is_file():
+            # Opened, it would be made: a mistyped name must not answer "no job here", and leave a file behind.
+            raise ConfigurationError(
+                f"There is no file {shown(rest[1:])}. The program that keeps jobs in it makes it; run that first, or name another."
+            )
         return SqliteStorage(rest[1:], prefix=prefix)
     if scheme in ("postgresql", "postgres"):
         try:
@@ -112,7 +121,7 @@ def list_(
     output, place = Output(json=json), Place(app, store, prefix)
     wanted = next((each for each in STATUSES if each == status), None)
     if status is not None and wanted is None:
-        raise InvalidTrigger(f"--status {status!r}: it is one of {', '.join(STATUSES)}.", field="status")
+        raise InvalidTrigger(f"--status {shown(status)}: it is one of {', '.join(STATUSES)}.", field="status")
     found: list[tuple[str, JobRecord]] = place.run(lambda: place.storage.list_jobs(status=wanted, limit=limit))
     if json:
         output.document([_document(job_id, job) for job_id, job in found])

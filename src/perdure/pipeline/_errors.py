@@ -2,7 +2,7 @@
 
 PerdureError
 └── PipelineError
-    ├── InvalidPipelineError          the phases are wired wrongly: fix the code
+    ├── InvalidPipelineError (Configuration)  the phases or an argument are wrong: fix the code
     ├── InvalidStateError             a state does not fit its phase or can't be stored; `details` name phase and field
     ├── JobConflictError (Conflict)   somebody else was first; nothing was written
     ├── JobNotFoundError (NotFound)   no such job here
@@ -14,15 +14,15 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from perdure.core.errors import Conflict, NotFound, PerdureError, Suspend
+from perdure.core.errors import ConfigurationError, Conflict, NotFound, PerdureError, Suspend
 
 
 class PipelineError(PerdureError):
     """Base of every error of the phase pipeline."""
 
 
-class InvalidPipelineError(PipelineError):
-    """No phases, two of one name, or a phase that does not exist. Nothing was written."""
+class InvalidPipelineError(PipelineError, ConfigurationError):
+    """No phases, two of one name, a phase that does not exist, or an argument that can't be. Nothing was written."""
 
     code = "configuration"
 

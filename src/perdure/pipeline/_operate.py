@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final, TypeVar, overload
+from typing import Any, Final, TypeVar, cast, overload
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
+from perdure.core import given
 from perdure.core.codec import clean, clean_text, dump
 from perdure.core.runtime import Runtime
+from perdure.pipeline import _given
 from perdure.pipeline._adapters import (
     KeepsAdvances,
     KeepsOutput,
@@ -41,6 +43,7 @@ async def pause_job(job_id: str, storage: StorageAdapter, scheduler: SchedulerAd
         JobNotFoundError: No such job.
         JobConflictError: It is not running.
     """
+    _given.check_adapters(storage, scheduler)
     for _ in range(TRIES):
         job = await _job(job_id, storage)
         if job.status == "paused":
@@ -65,6 +68,13 @@ async def resume_job(
         JobConflictError: It is not paused, somebody else decided otherwise, or `approved` is missing.
         UnserializableError: `value` can't be stored.
     """
+    _given.check_adapters(storage, scheduler)
+    _given.refuse(
+        "approved",
+        None if approved is None or isinstance(cast(object, approved), bool) else f"must be True, False or None, not {given.shown(approved)}",
+    )
+    _given.refuse("reason", given.words(reason))
+    _given.refuse("by", given.words(by))
     answer = Answer("person", approved, clean(value), _cleaned(reason), _cleaned(by), runtime.now())
     for _ in range(TRIES):
         job = await _job(job_id, storage)
@@ -174,17 +184,27 @@ async def get_output(job_id: str, storage: StorageAdapter, output_type: Any = No
     Raises:
         JobNotFoundError: No such job.
         JobNotDoneError: It is not complete.
-        PipelineError: This storage keeps no outputs (`KeepsOutput`).
+        PipelineError: The output is not of this type, or this storage keeps no outputs (`KeepsOutput`).
     """
     job = await _job(job_id, storage)
     if job.status != "complete":
         raise JobNotDoneError(f"Job {job_id!r} is {job.status}; it has no output yet.", status=job.status)
     if job.output is None and not isinstance(storage, KeepsOutput):
         raise PipelineError(f"{type(storage).__name__} keeps no outputs; give it `set_output`.", code="configuration")
-    return job.output if output_type is None else TypeAdapter(output_type).validate_json(dump(job.output))
+    if output_type is None:
+        return job.output
+    try:
+        return TypeAdapter(output_type).validate_json(dump(job.output))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(["$", *(str(each) for each in first["loc"])])
+        raise PipelineError(
+            f"The output of job {job_id!r} is not a {given.shown(output_type)}, at {where}: {first['msg']}", code="invalid_state"
+        ) from error
 
 
 async def _job(job_id: str, storage: StorageAdapter) -> JobRecord:
+    _given.check_job_id(job_id)
     job = await storage.get_job(job_id)
     if job is None:
         raise JobNotFoundError(job_id)

@@ -11,13 +11,16 @@ from datetime import datetime, timedelta
 from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar, cast, get_args, get_origin, get_type_hints, overload
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
 from pydantic_core import PydanticSerializationError
 
+from perdure.core import given
 from perdure.core.codec import clean, dump
 from perdure.core.errors import UnserializableError
 from perdure.core.limits import APPROVAL_WITHIN
+from perdure.pipeline import _given
 from perdure.pipeline._errors import InvalidPipelineError, InvalidStateError
-from perdure.pipeline._records import Answer, Checkpoint, Level, Progress, S
+from perdure.pipeline._records import LEVELS, Answer, Checkpoint, Level, Progress, S
 
 T = TypeVar("T")
 
@@ -41,6 +44,9 @@ class Next(Generic[S]):
     phase: str | Phase[S]
     state: S
 
+    def __post_init__(self) -> None:
+        _refuse("Next.phase", _is_phase(self.phase))
+
 
 @dataclass(frozen=True, slots=True)
 class Done:
@@ -55,6 +61,9 @@ class Error:
 
     message: str
 
+    def __post_init__(self) -> None:
+        _refuse("Error.message", _is(self.message, str))
+
 
 @dataclass(frozen=True, slots=True)
 class Approval:
@@ -63,6 +72,10 @@ class Approval:
     question: str
     data: Any = None
     within: timedelta | None = APPROVAL_WITHIN
+
+    def __post_init__(self) -> None:
+        _refuse("Approval.question", _is(self.question, str))
+        _refuse("Approval.within", None if self.within is None else given.span(self.within, positive=True))
 
 
 @dataclass(frozen=True)
@@ -79,6 +92,12 @@ class Wait(Generic[S]):
     until: datetime | timedelta | None = None
     reason: str = ""
 
+    def __post_init__(self) -> None:
+        _refuse("Wait.phase", None if self.phase is None else _is_phase(self.phase))
+        _refuse("Wait.approval", None if self.approval is None else _is(self.approval, Approval))
+        _refuse("Wait.until", None if self.until is None else _given.moment(self.until))
+        _refuse("Wait.reason", _is(self.reason, str))
+
 
 @dataclass(frozen=True, slots=True)
 class Retry:
@@ -86,6 +105,10 @@ class Retry:
 
     after: timedelta | float
     reason: str = ""
+
+    def __post_init__(self) -> None:
+        _refuse("Retry.after", _given.pause(self.after))
+        _refuse("Retry.reason", _is(self.reason, str))
 
 
 PhaseResult: TypeAlias = Next[S] | Done | Error | Wait[S] | Retry
@@ -107,8 +130,16 @@ class RetryPolicy:
     on: tuple[type[Exception], ...] = (Exception,)
 
     def __post_init__(self) -> None:
-        if self.attempts < 1:
-            raise InvalidPipelineError("RetryPolicy.attempts counts the first try too: it must be 1 or more.")
+        _refuse("RetryPolicy.attempts", given.whole(self.attempts, least=1))
+        for name in ("backoff", "longest"):
+            _refuse(f"RetryPolicy.{name}", given.span(getattr(self, name)))
+        for name in ("factor", "jitter"):
+            _refuse(f"RetryPolicy.{name}", _given.number(getattr(self, name)))
+        given_on = cast(object, self.on)
+        classes = isinstance(given_on, tuple) and all(
+            isinstance(each, type) and issubclass(each, Exception) for each in cast("tuple[object, ...]", given_on)
+        )
+        _refuse("RetryPolicy.on", None if classes else f"must be a tuple of exception classes, not {given.shown(self.on)}")
 
     def delay(self, failed: int, chance: float) -> timedelta:
         """The pause after `failed` failed tries; `chance` is in [0, 1)."""
@@ -214,6 +245,8 @@ class PhaseContext(Generic[S]):
 
     async def log(self, message: str, level: Level = "info") -> None:
         """Append a line to the job's log."""
+        _refuse("log message", _is(message, str))
+        _refuse("log level", None if level in LEVELS else f"must be one of {', '.join(LEVELS)}, not {given.shown(level)}")
         await self._desk.log(message, level)
 
     async def save_state(self, state: S, *, log: str | None = None) -> None:
@@ -226,6 +259,7 @@ class PhaseContext(Generic[S]):
 
     def progress(self, done: float, total: float | None = None) -> None:
         """Say how far it is. Cheap: call it as often as you like; where the storage shows progress, the latest is written now and then."""
+        _refuse("progress", _given.number(done) or (None if total is None else _given.number(total)))
         self._desk.progress(Progress(done, total))
 
 
@@ -240,7 +274,11 @@ class StateType(Generic[S]):
     @property
     def adapter(self) -> TypeAdapter[Any]:
         if self._adapter is None:
-            self._adapter = TypeAdapter(self.kind)
+            try:
+                self._adapter = TypeAdapter(self.kind)
+            except PydanticUserError as error:
+                said = str(error).splitlines()[0]
+                raise InvalidPipelineError(f"Pydantic can't validate {given.shown(self.kind)}, so it can't be the type of a state: {said}") from error
         return self._adapter
 
     def pack(self, state: Any, phase: str) -> Any:
@@ -289,8 +327,10 @@ class Phase(Generic[S]):
     def __init__(
         self, name: str, run: Run[S], *, state: type[S] | None = None, timeout: timedelta | float | None = None, retry: RetryPolicy | None = None
     ) -> None:  # fmt: skip
-        if not name:
-            raise InvalidPipelineError("A phase needs a name.")
+        _refuse("Phase name", given.name_of_a_row(name))
+        _refuse(f"Phase {name!r}: run", _is_run(run))
+        _refuse(f"Phase {name!r}: timeout", _given.limit(timeout))
+        _refuse(f"Phase {name!r}: retry", None if retry is None else _is(retry, RetryPolicy))
         self.name = name
         self.run = run
         self.timeout = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
@@ -332,6 +372,8 @@ def check_phases(phases: Sequence[Phase[Any]]) -> dict[str, Phase[Any]]:
     Raises:
         InvalidPipelineError: There is none, or two share a name.
     """
+    if not isinstance(cast(object, phases), Sequence) or not all(isinstance(cast(object, each), Phase) for each in phases):
+        raise InvalidPipelineError(f"The phases of a pipeline are a list of phases (functions with @phase), not {given.shown(phases)}.")
     if not phases:
         raise InvalidPipelineError("A pipeline needs at least one phase.")
     found: dict[str, Phase[Any]] = {}
@@ -340,6 +382,34 @@ def check_phases(phases: Sequence[Phase[Any]]) -> dict[str, Phase[Any]]:
             raise InvalidPipelineError(f"Two phases are named {each.name!r}; names must be unique.", phase=each.name)
         found[each.name] = each
     return found
+
+
+def _refuse(what: str, wrong: str | None) -> None:
+    if wrong is not None:
+        _given.refuse(what, wrong)
+
+
+def _is(value: Any, kind: type) -> str | None:
+    return None if isinstance(value, kind) else f"must be of type {kind.__name__}, not {given.shown(value)}"
+
+
+def _is_phase(value: Any) -> str | None:
+    return None if isinstance(value, (str, Phase)) else f"must be a phase or its name, not {given.shown(value)}"
+
+
+def _is_run(run: Any) -> str | None:
+    """Something that takes a context and is awaited."""
+    if not callable(run):
+        return f"must be an async function, not {given.shown(run)}"
+    if inspect.isfunction(run) and run.__name__ != "<lambda>" and not inspect.iscoroutinefunction(inspect.unwrap(run)):
+        return f"must be async: write `async def {run.__name__}(…)`"
+    try:
+        inspect.signature(run).bind(None)
+    except TypeError:
+        return "must take one argument, the PhaseContext"
+    except ValueError:
+        pass  # written in C, and it does not say
+    return None
 
 
 def phase_name(named: str | Phase[Any]) -> str:

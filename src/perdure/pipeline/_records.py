@@ -14,6 +14,7 @@ JobStatus = Literal["idle", "running", "paused", "complete", "error"]
 STATUSES: Final[tuple[JobStatus, ...]] = ("idle", "running", "paused", "complete", "error")
 
 Level = Literal["info", "warn", "error"]
+LEVELS: Final[tuple[Level, ...]] = ("info", "warn", "error")
 RetryMode = Literal["resume", "full"]
 
 

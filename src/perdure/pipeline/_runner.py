@@ -17,6 +17,7 @@ from perdure.core.errors import StoreError
 from perdure.core.limits import DEATHS_MAX, LEASE_DEFAULT
 from perdure.core.runtime import RealRuntime, Runtime
 from perdure.pipeline import _failures as failures
+from perdure.pipeline import _given
 from perdure.pipeline._adapters import KEEP, Claim, Kept, Outcome, SchedulerAdapter, StorageAdapter, chaining, committing, comparing, leasing
 from perdure.pipeline._errors import InvalidStateError, JobLost, PhaseError
 from perdure.pipeline._keeper import Held, LeaseKeeper
@@ -64,9 +65,13 @@ async def advance_phase(
 
     Raises:
         PhaseError: The phase failed its job for good; the status is `error`, the checkpoint as it was.
-        InvalidPipelineError: The phases themselves are wrong; nothing was read or written.
+        InvalidPipelineError: The phases or another argument are wrong; nothing was read or written.
     """
-    return await advance(job_id, check_phases(phases), Env(storage, scheduler, runtime, lease))
+    named = check_phases(phases)
+    _given.check_job_id(job_id)
+    _given.check_adapters(storage, scheduler)
+    _given.check_lease(lease)
+    return await advance(job_id, named, Env(storage, scheduler, runtime, lease))
 
 
 async def advance(job_id: str, phases: Phases, env: Env) -> Advanced:

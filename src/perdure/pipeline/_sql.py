@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from importlib.resources import files
-from typing import Literal
+from typing import Literal, cast
 
+from perdure.core import given
 from perdure.core.errors import ConfigurationError
 
 _PREFIX = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,40}")
@@ -38,6 +39,8 @@ def checked_prefix(prefix: str) -> str:
     Raises:
         ConfigurationError: It is not a plain identifier.
     """
-    if not _PREFIX.fullmatch(prefix):
-        raise ConfigurationError(f"prefix={prefix!r}: a table prefix is letters, digits and underscores, at most 41, not starting with a digit.")
+    if not isinstance(cast(object, prefix), str) or not _PREFIX.fullmatch(prefix):
+        raise ConfigurationError(
+            f"prefix={given.shown(prefix)}: a table prefix is letters, digits and underscores, at most 41, not starting with a digit."
+        )
     return prefix

@@ -6,10 +6,11 @@ import sqlite3
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
+from perdure.core import given
 from perdure.core.codec import dump
-from perdure.core.errors import SchemaTooNew
+from perdure.core.errors import ConfigurationError, SchemaTooNew
 from perdure.core.runtime import Runtime
 from perdure.pipeline._adapters import Advance, Claim, Outcome
 from perdure.pipeline._runner import REAL
@@ -27,11 +28,15 @@ class SqliteStorage(SqlStorage):
         synchronous: `FULL`: what was acknowledged survives a power cut. `NORMAL`: it survives a crash of the process, cheaper.
 
     Raises:
-        ConfigurationError: The prefix can't be used.
+        ConfigurationError: A setting can't be used.
     """
 
     def __init__(self, path: Path | str, *, prefix: str = "pipeline_", synchronous: Sync = "FULL", runtime: Runtime = REAL) -> None:
         super().__init__()
+        if not isinstance(cast(object, path), (str, Path)) or synchronous not in get_args(Sync):
+            raise ConfigurationError(
+                f"SqliteStorage({given.shown(path)}, synchronous={given.shown(synchronous)}): it takes a file's path, and one of {', '.join(get_args(Sync))}."
+            )
         self._runtime, self._sql = runtime, statements("sqlite", {"p": checked_prefix(prefix), "now": ":now"})
         self._path = path
         self._thread = SqliteThread(path, self._prepare, runtime, synchronous)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
-from perdure.core.errors import NotADatabase, PerdureError, ReadOnlyStore, StoreError, StoreFull, StoreUnavailable
+from perdure.core import given
+from perdure.core.errors import ConfigurationError, NotADatabase, PerdureError, ReadOnlyStore, StoreError, StoreFull, StoreUnavailable
 from perdure.core.limits import GROUP_COMMITS_MAX
 from perdure.core.runtime import Lane, Runtime
 
@@ -115,7 +116,10 @@ class SqliteThread:
     def _open(self, sync: Sync) -> sqlite3.Connection:
         # One connection for each, not one that is switched: a repeated `PRAGMA synchronous` comes from the statement cache, where it does nothing.
         if sync not in self._connections:
-            connection = sqlite3.connect(self._path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+            try:
+                connection = sqlite3.connect(self._path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+            except ValueError as error:
+                raise ConfigurationError(f"{given.shown(self._path)} can't be the name of a file: {error}.") from error
             try:
                 _use_wal(connection)
                 connection.execute(f"PRAGMA synchronous={sync}")

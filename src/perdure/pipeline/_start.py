@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
+from perdure.core import given
 from perdure.core.runtime import Runtime
+from perdure.pipeline import _given
 from perdure.pipeline._adapters import KeepsEntries, Leases, Outcome, SchedulerAdapter, StorageAdapter
 from perdure.pipeline._errors import InvalidPipelineError, InvalidStateError, JobConflictError, JobNotFoundError
 from perdure.pipeline._phase import SAME, Phase, S, Same, check_phases
 from perdure.pipeline._records import Checkpoint, JobRecord, LogEntry, RetryMode
 from perdure.pipeline._runner import REAL
-from perdure.pipeline._settle import NOW
+from perdure.pipeline._settle import NOW, Phases
 from perdure.pipeline._writer import write_start
 
 
@@ -26,15 +28,16 @@ async def run_pipeline(
     if None) with `initial_state`. With neither: resume if there is a checkpoint, else a fresh start.
 
     Raises:
-        InvalidPipelineError: No phases, two of one name, or `initial_phase` is none of them.
+        InvalidPipelineError: No phases, two of one name, `initial_phase` is none of them, or another argument can't be.
         InvalidStateError: `initial_state` does not fit its phase or can't be stored.
         JobConflictError: The job is running and no `retry_mode` is given, or is at work right now under a live lease.
         JobNotFoundError: A `retry_mode` is given for a job that nobody started.
     """
     named = check_phases(phases)
-    first = initial_phase or phases[0].name
-    if first not in named:
-        raise InvalidPipelineError(f"There is no phase {first!r} to start from; known: {', '.join(named)}.", phase=first)
+    _check(job_id, storage, scheduler)
+    if retry_mode is not None:
+        _given.check_mode("retry_mode", retry_mode)
+    first = _first(named, phases, initial_phase)
     job = await storage.get_job(job_id)
     _may_start(job_id, job, retry_mode, storage)
     kept = None if job is None or job.status == "complete" else job.checkpoint
@@ -66,9 +69,18 @@ async def retry_job(
     Raises:
         JobNotFoundError: Nobody started this job.
         JobConflictError: It is at work, or there is nothing to go on with.
-        InvalidPipelineError: `from_phase` is no phase, or its state is not known.
+        InvalidPipelineError: `from_phase` is no phase, its state is not known, or the arguments say two things at once.
     """
     named = check_phases(phases)
+    _check(job_id, storage, scheduler)
+    _given.check_mode("mode", mode)
+    if from_phase is not None and mode == "full":
+        raise InvalidPipelineError("mode='full' starts at the first phase, from_phase at another one: say one of them.", field="from_phase")
+    if from_phase is None and mode == "resume" and not isinstance(state, Same):
+        raise InvalidPipelineError(
+            "state: a resume goes on with the state that is stored. Say from_phase=… or mode='full' to start with another.", field="state"
+        )
+    name = _first(named, phases, from_phase)
     job = await storage.get_job(job_id)
     if job is None:
         raise JobNotFoundError(job_id)
@@ -78,13 +90,24 @@ async def retry_job(
         _may_start(job_id, job, mode, storage)
         outcome = _go_on(job_id, job, replace(job.checkpoint, attempt=0, not_before=None))
     else:
-        name = from_phase or phases[0].name
-        if name not in named:
-            raise InvalidPipelineError(f"There is no phase {name!r} to start from; known: {', '.join(named)}.", phase=name)
         _may_start(job_id, job, "full", storage)
         packed = await _state_of(job_id, named[name], storage, state)
         outcome = _begin(job_id, job, name, packed, runtime, forget=from_phase is None)
     await _write(storage, scheduler, outcome, job)
+
+
+def _check(job_id: Any, storage: Any, scheduler: Any) -> None:
+    _given.check_job_id(job_id)
+    _given.check_adapters(storage, scheduler)
+
+
+def _first(named: Phases, phases: Sequence[Phase[Any]], asked: str | None) -> str:
+    """The phase to start from."""
+    if asked is None:
+        return phases[0].name
+    if not isinstance(cast(object, asked), str) or asked not in named:
+        raise InvalidPipelineError(f"There is no phase {given.shown(asked)} to start from; known: {', '.join(named)}.", phase=given.shown(asked))
+    return asked
 
 
 def _may_start(job_id: str, job: JobRecord | None, mode: RetryMode | None, storage: StorageAdapter) -> None:

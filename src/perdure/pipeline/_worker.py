@@ -11,9 +11,11 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Final, Protocol, Self
 
+from perdure.core import given
 from perdure.core.errors import StoreError
 from perdure.core.limits import DEATHS_MAX, DRAIN_GRACE, LEASE_DEFAULT, POLL
 from perdure.core.runtime import Runtime
+from perdure.pipeline import _given
 from perdure.pipeline._adapters import Advance, KeepsAdvances, Leases, ListsRunning, StorageAdapter, joined
 from perdure.pipeline._errors import InvalidPipelineError, PhaseError
 from perdure.pipeline._keeper import LeaseKeeper
@@ -63,6 +65,9 @@ class PipelineWorker:
         deaths_max: Leases in a row that may run out before a job is failed, because its phase takes down every process that enters it.
         grace: How long a drain lets phases finish before it cancels them; their jobs are handed back at once.
         on_error: Hears of every failed phase and every refused write. By default they are logged.
+
+    Raises:
+        InvalidPipelineError: No phases, a storage that keeps no advances, or a setting out of its range.
     """
 
     def __init__(
@@ -70,6 +75,15 @@ class PipelineWorker:
         poll: timedelta = POLL, grace: timedelta = DRAIN_GRACE, deaths_max: int = DEATHS_MAX, on_error: Callable[[str, Exception], None] | None = None,
         runtime: Runtime = REAL,
     ) -> None:  # fmt: skip
+        for name, wrong in (
+            ("concurrency", given.whole(concurrency, least=1)),
+            ("lease", given.span(lease, positive=True)),
+            ("poll", given.span(poll, positive=True)),
+            ("grace", given.span(grace)),
+            ("deaths_max", given.whole(deaths_max, least=1)),
+            ("on_error", None if on_error is None or callable(on_error) else f"must be a function, not {given.shown(on_error)}"),
+        ):
+            _given.refuse(name, wrong)
         self._phases, self._storage, self._runtime = check_phases(phases), storage, runtime
         self._concurrency, self._lease, self._poll, self._grace, self._deaths_max = concurrency, lease, poll, grace, deaths_max
         self._on_error = on_error or _log_error
