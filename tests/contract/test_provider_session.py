@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import pytest
 from pydantic_ai import Agent, FunctionToolset, Tool
+from pydantic_ai.capabilities import ProcessHistory
 from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ThinkingPart, ToolCallPart, ToolReturnPart
 from pydantic_ai.models import Model
 
@@ -459,6 +460,32 @@ async def test_a_model_switch_leaves_a_history_that_the_other_provider_accepts(f
         async with session(two, second, host, history=history, prompt=None) as switched:
             assert (await to_the_end(switched)).output == "two"
         assert not two.refused
+
+
+@pytest.mark.parametrize("bound", [False, True])
+@pytest.mark.parametrize("wire", SIGNED)
+async def test_signed_thinking_and_a_history_that_the_agent_compacts(wire: str, bound: bool) -> None:
+    """Blocks that stand on their own go on as they are; where they are good only after the messages that were left out, there is one clean recovery."""  # case C8
+
+    def compacted(messages: list[ModelMessage]) -> list[ModelMessage]:
+        return [messages[0], *messages[-2:]] if len(messages) >= 5 else messages
+
+    script = [calls(call("note", text=each), thinking=f"about {each}") for each in "ab"]
+    async with ProviderServer(script, bind_thinking=bound) as server:
+        async with session(server, wire, Watcher(), capabilities=[ProcessHistory(compacted)]) as opened:
+            for _ in "ab":
+                await opened.ask()
+                await opened.answer()
+            try:
+                await opened.ask()
+            except ModelFailed as refused:
+                assert bound and refused.retryable
+                await opened.ask()
+            assert len(opened.messages) == 4, "the history is what the agent made of it"
+            await opened.answer()
+            check(opened.messages)
+        assert len(server.refused) == (1 if bound else 0)
+        assert len(thoughts(opened.messages)) == (1 if bound else 2)
 
 
 async def test_thinking_that_lost_its_signature_is_not_sent_as_signed(wire: str = "anthropic") -> None:

@@ -87,6 +87,33 @@ def test_a_changed_tool_list_is_reported(sim: Any) -> None:
     sim.run(main)
 
 
+@pytest.mark.parametrize(
+    ("version", "tool", "told"), [("1", "look", None), ("2", "look", {"from": "1", "to": "2", "tools": False}), ("1", "find", {"tools": True})]
+)
+def test_a_thread_that_another_configuration_goes_on_with_says_so(sim: Any, version: str, tool: str, told: dict[str, Any] | None) -> None:
+    """The same thread, another version or other tools: the turn goes on, and an event names the run whose history it was. # case L4"""
+
+    def talker(name: str) -> Agent[Any, str]:
+        agent: Agent[Any, str] = Agent(ScriptedModel(lambda messages: say(f"turn {len(messages)}")), name="talker")
+        agent.tool_plain(lambda: "seen", name=name)
+        return agent
+
+    async def main() -> None:
+        first = sim.engine()
+        async with first:
+            run = await first.agent(talker("look"), version="1", history="thread").start({}, thread="t")
+            assert await run.result() == "turn 1"
+        second = sim.engine()
+        async with second:
+            turn = await second.agent(talker(tool), version=version, history="thread").start({}, thread="t")
+            assert await turn.result() == "turn 3"
+            events = await second.store.events(turn.id)
+            changed = [event.data for event in events if event.type == "version.changed"]
+            assert changed == ([] if told is None else [{**told, "thread": run.id}])
+
+    sim.run(main)
+
+
 def test_an_approved_call_whose_tool_is_gone_needs_an_operator(sim: Any) -> None:
     """It is not answered with "unknown tool", and the approval is not lost: the next deploy has the tool again."""
     done: list[str] = []

@@ -43,7 +43,7 @@ from perdure.core.step import Step, StepWrite
 from perdure.core.tail import Act, Tail, next_act
 from perdure.core.wait import WaitPoint, WaitWrite
 from perdure.engine import _settle
-from perdure.engine._deploy import found_changed, imaginary, static_changed, tool_gone, whole_hash
+from perdure.engine._deploy import differences, found_changed, imaginary, tool_gone, whole_hash
 from perdure.engine._execution import Execution
 from perdure.engine._facts import Known, StepFacts
 from perdure.engine._history import MessageLog
@@ -581,12 +581,8 @@ class AgentJob:
 
     def _changed(self) -> dict[str, Any] | None:
         """What differs between the agent that wrote the checkpoint and the one that goes on from it (V1): the run goes on, and says so."""
-        before, agent, stored = self._run.version, self._agent, self._loaded.checkpoint
-        version = before is not None and agent.version is not None and before != agent.version
-        tools = stored is not None and static_changed(stored.tools_hash, agent.tools_hash)
-        if not version and not tools:
-            return None
-        return {**({"from": before, "to": agent.version} if version else {}), "tools": tools}
+        stored = self._loaded.checkpoint
+        return differences(stored, self._agent.version, self._agent.tools_hash, before=self._run.version)
 
     async def _tell_changed_tools(self, session: Session) -> None:
         """As `_changed`, of the tools that show themselves only when the agent runs."""
@@ -606,6 +602,8 @@ class AgentJob:
             earlier = await self._execution.store.checkpoint(head)
             if earlier is not None:
                 history += [decode(each) for each in earlier.messages]
+                if (differs := differences(earlier, self._agent.version, self._agent.tools_hash)) is not None:
+                    await self._journal.write(Write(events=(EventWrite("version.changed", {**differs, "thread": head}),)))
         return len(history)
 
     async def _launch(self, current: CurrentRun, agent: str, payload: Any, options: dict[str, Any]) -> str:

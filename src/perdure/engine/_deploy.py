@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 from perdure.agents import Call
+from perdure.core.checkpoint import Checkpoint
 from perdure.core.step import Step, StepWrite
 
 
@@ -18,9 +19,19 @@ def whole_hash(static: str, found: str | None) -> str:
     return static if found is None else f"{static}+{found}"
 
 
-def static_changed(stored: str | None, static: str) -> bool:
-    """Whether the tools that are known without running the agent are others than when the checkpoint was written."""
-    return stored is not None and stored.partition("+")[0] != static
+def differences(stored: Checkpoint | None, version: str | None, static: str, *, before: str | None = None) -> dict[str, Any] | None:
+    """What an event says of a checkpoint that another version wrote, or one with other tools; None where nothing differs.
+
+    Args:
+        stored: The checkpoint; None: there is none yet.
+        version: The agent's, as it is now.
+        static: The hash of the tools that are known without running it.
+        before: The version that wrote last to the run; absent: the checkpoint's.
+    """
+    before = before or (None if stored is None else stored.version)
+    other = before is not None and version is not None and before != version
+    tools = stored is not None and stored.tools_hash is not None and stored.tools_hash.partition("+")[0] != static
+    return {**({"from": before, "to": version} if other else {}), "tools": tools} if other or tools else None
 
 
 def found_changed(stored: str | None, found: str | None) -> bool:
