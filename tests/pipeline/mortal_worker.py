@@ -1,4 +1,4 @@
-"""A worker process that a test kills: `mortal_worker.py DATABASE JOURNAL`. It tells its parent of each phase that begins, and each save."""
+"""A worker process that a test kills: `mortal_worker.py DATABASE SCHEMA JOURNAL`. DATABASE is a file, or a Postgres, where SCHEMA is used. It tells its parent of each phase that begins, and each save."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from perdure.pipeline import Done, Next, Phase, PhaseContext, PhaseResult, PipelineWorker, SqliteStorage
+from perdure.pipeline import Done, Next, Phase, PhaseContext, PhaseResult, PipelineWorker, PostgresStorage, SqliteStorage
 
 LEASE = timedelta(seconds=0.5)
 
@@ -52,8 +52,12 @@ def phases_of(journal: Journal) -> list[Phase[Any]]:
     return [make(at, name) for at, name in enumerate(names)]
 
 
-async def main(database: str, journal: str) -> None:
-    async with SqliteStorage(database) as storage:
+def open_storage(database: str, schema: str) -> Any:
+    return PostgresStorage(database, schema=schema) if "://" in database else SqliteStorage(database)
+
+
+async def main(database: str, schema: str, journal: str) -> None:
+    async with open_storage(database, schema) as storage:
         # Leases run out here because processes are killed, and on a busy machine because they are so short: no phase is to blame.
         phases, poll = phases_of(Journal(journal)), timedelta(seconds=0.05)
         worker = PipelineWorker(phases, storage, lease=LEASE, poll=poll, concurrency=3, deaths_max=10_000)
@@ -62,4 +66,4 @@ async def main(database: str, journal: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:3]))
+    asyncio.run(main(*sys.argv[1:4]))

@@ -1,4 +1,4 @@
-"""Real processes on one SQLite file, killed with SIGKILL in the middle of phases."""
+"""Real processes on one SQLite file or one Postgres, killed with SIGKILL in the middle of phases."""
 
 from __future__ import annotations
 
@@ -10,26 +10,32 @@ import sys
 from pathlib import Path
 from typing import IO
 
-from mortal_worker import Journal, Sheet, phases_of
+import pytest
+from mortal_worker import Journal, Sheet, open_storage, phases_of
+from pipeline_worlds import fresh_schema
 
-from perdure.pipeline import SqliteStorage, StorageScheduler, run_pipeline
+from perdure.pipeline import StorageScheduler, run_pipeline
 
 BATCH, KILLS = 8, 5
 SCRIPT = Path(__file__).with_name("mortal_worker.py")
 
 
-def _start(folder: Path, errors: IO[bytes]) -> subprocess.Popen[bytes]:
+def _start(place: tuple[str, str], folder: Path, errors: IO[bytes]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-W", "error", str(SCRIPT), str(folder / "jobs.db"), str(folder / "journal")],
+        [sys.executable, "-W", "error", str(SCRIPT), *place, str(folder / "journal")],
         stdout=subprocess.PIPE, stderr=errors,
     )  # fmt: skip
 
 
-async def test_sigkill_in_the_middle_of_phases_loses_nothing_and_runs_nothing_side_by_side(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_sigkill_in_the_middle_of_phases_loses_nothing_and_runs_nothing_side_by_side(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     """Two workers, one killed again and again at a save or a beginning: every job ends complete, no phase of one job overlaps another."""
     phases = phases_of(Journal(str(tmp_path / "journal")))
     jobs: list[str] = []
-    async with SqliteStorage(tmp_path / "jobs.db") as storage:
+    place = (str(tmp_path / "jobs.db") if kind == "sqlite" else request.getfixturevalue("postgres").dsn, fresh_schema())
+    async with open_storage(*place) as storage:
         scheduler = StorageScheduler(storage)
 
         async def begin() -> None:
@@ -40,7 +46,7 @@ async def test_sigkill_in_the_middle_of_phases_loses_nothing_and_runs_nothing_si
         await begin()
         chance, kills = random.Random(7), 0
         with (tmp_path / "errors").open("wb") as errors:
-            workers = [_start(tmp_path, errors) for _ in range(2)]
+            workers = [_start(place, tmp_path, errors) for _ in range(2)]
             while (running := await storage.list_running()) or kills < KILLS:
                 if kills < KILLS and len(running) < BATCH:
                     await begin()  # however fast they are, each kill meets work
@@ -50,7 +56,7 @@ async def test_sigkill_in_the_middle_of_phases_loses_nothing_and_runs_nothing_si
                         worker.kill()
                         _end(worker)
                         kills += 1
-                        workers[at] = _start(tmp_path, errors)
+                        workers[at] = _start(place, tmp_path, errors)
             for worker in workers:
                 worker.terminate()
                 _end(worker)
