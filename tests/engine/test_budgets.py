@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -45,6 +46,7 @@ def looks(count: int, **more: Any) -> list[Reply]:
 
 CENT = Decimal("0.01")
 NEVER = [say("never")]
+WORDS = "One, two, three, four, five, six, seven, eight, nine, ten, eleven, twelve."
 
 
 @pytest.mark.parametrize(
@@ -229,5 +231,53 @@ def test_a_paused_run_may_be_told_to_stop(sim: Any) -> None:
             await request.answer("stop", by="eva")
             assert await run.result() == ""
             assert (await run.run()).finish_reason == "max_steps"
+
+    sim.run(main)
+
+
+@pytest.mark.parametrize("how", ["cancel", "drain"])
+def test_a_stream_that_is_cut_off_counts(sim: Any, how: str) -> None:
+    """What its provider has told of its cost by then is spent; its text is in a row of its own, and the call that comes after it is another step."""
+
+    async def main() -> None:
+        model = ScriptedModel([replace(say(WORDS), input_tokens=90, output_tokens=10, seconds=10.0)])
+        first = sim.engine(drain_grace=timedelta(0))
+        talker = first.agent(Agent(model, name="talker"))
+        async with first:
+            run = await talker.start({})
+            await sim.runtime.sleep(25)
+            if how == "cancel":
+                await run.cancel()
+                await first.settled(run.id)
+        stored = await sim.store.get(run.id)
+        [cut] = await sim.store.steps(run.id)
+        assert (cut.kind, cut.row.finish_reason, cut.row.error["code"]) == ("llm", "aborted", "cancelled")
+        assert cut.row.text and WORDS.startswith(cut.row.text) and cut.row.text != WORDS
+        assert stored.usage == Usage.from_json(cut.row.usage) and stored.usage.requests == 1
+        assert stored.usage.total_tokens > 0 or stored.usage.cost is None, "what nobody knows is not 0"
+        again = sim.engine()
+        again.agent(Agent(model, name="talker"))
+        async with again:
+            if how == "cancel":
+                await again.handle(run.id).retry()
+            assert await again.handle(run.id).result() == WORDS
+            whole = await again.run(run.id)
+            assert (whole.usage.requests, [step.row.index for step in await sim.store.steps(run.id)]) == (2, [1, 2])
+
+    sim.run(main)
+
+
+def test_a_call_that_said_nothing_before_it_was_cut_off_leaves_no_row(sim: Any) -> None:
+    """Nobody knows whether it was ever made."""
+
+    async def main() -> None:
+        engine = sim.engine()
+        talker = engine.agent(Agent(ScriptedModel([replace(say("One."), seconds=100.0)]), name="talker"))
+        async with engine:
+            run = await talker.start({})
+            await sim.runtime.sleep(5)
+            await run.cancel()
+            assert (await engine.settled(run.id)).usage == Usage()
+            assert await sim.store.steps(run.id) == []
 
     sim.run(main)

@@ -8,13 +8,15 @@ from typing import Any
 from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart
 
 from perdure.core.limits import REPEATED_CALLS_MAX
-from perdure.core.step import Step
+from perdure.core.step import ABORTED, Step
 
 
 def in_a_row(steps: Sequence[Step], reason: str) -> int:
-    """How many of the last llm steps, counted back from the newest, ended with this finish reason."""
+    """How many of the last llm steps, counted back from the newest, ended with this finish reason. Calls that were cut off from here say nothing."""
     count = 0
     for step in reversed(steps):
+        if step.row.finish_reason == ABORTED:
+            continue
         if step.row.finish_reason != reason:
             break
         count += 1

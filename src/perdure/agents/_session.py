@@ -47,7 +47,7 @@ from perdure.agents._faults import StreamCut, describe, innermost, is_quota, is_
 from perdure.agents._files import Files, common
 from perdure.agents._kinds import kind_of
 from perdure.agents._messages import text_of
-from perdure.agents._turn import Answered, Call, Finished, Host, ModelFailed, Reply, Result
+from perdure.agents._turn import Answered, Call, CutOff, Finished, Host, ModelFailed, Reply, Result
 from perdure.agents._usage import usage_of, usage_of_failure
 from perdure.agents._values import Shelf, keep, shelved
 from perdure.core.codec import clean
@@ -130,6 +130,7 @@ class AgentSession:
         self._live: list[ModelMessage] = []
         self._accepted: tuple[ModelResponse, ModelResponse] | None = None
         self._tries = 0
+        self.cut_off: CutOff | None = None
 
     def _new_link(self, stored: ModelResponse | None) -> Link:
         return Link(self.host, accept=self._accept, keep=lambda value: keep(value, self.artifacts), restore=self._files.restore, stored=stored)
@@ -273,6 +274,7 @@ class AgentSession:
         assert run is not None
         assert isinstance(node, ModelRequestNode), "the history ends on a response: answer it first"
         self._tries += 1
+        self.cut_off = None
         self.host.try_begins(self._tries)
         started = self.runtime.now()
         heard: list[str] = []
@@ -290,6 +292,9 @@ class AgentSession:
             await self._close(error)
             raise failure from (None if failure is error else error)
         except BaseException as error:
+            partial = None if stream is None else stream.response
+            if partial is not None and (partial.parts or partial.usage.has_values()):
+                self.cut_off = CutOff("".join(heard), usage_of_failure(partial))
             await self._close(error)
             raise
         self._tries = 0

@@ -109,6 +109,14 @@ class ModelFailed(PerdureError):
 
 
 @dataclass(frozen=True, slots=True)
+class CutOff:
+    """What a model call that was stopped from here had come to: its text, and what it cost as far as its provider had told."""
+
+    text: str
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """What was decided about a call that needed approval or was deferred.
 
@@ -172,6 +180,11 @@ class Session(Protocol):
         """The schemas of the tools that the model is offered, by name, those of toolsets and MCP servers among them. Empty until a call was made or entered again."""
         ...
 
+    @property
+    def cut_off(self) -> CutOff | None:
+        """The last call, where it was cancelled after its response had begun; None where nothing had come of it."""
+        ...
+
     async def calls(self) -> tuple[Call, ...]:
         """The calls of the response that the history ends on, with what is known of their tools today (`known` False: gone); empty where it ends otherwise.
 
@@ -204,6 +217,7 @@ __all__ = [
     "ApprovalRequired",
     "Call",
     "CallDeferred",
+    "CutOff",
     "Decision",
     "Finished",
     "Host",

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 StepKind = Literal["llm", "tool", "wait"]
+
+ABORTED: Final = "aborted"
+"""The finish reason of a model call that was cut off because its execution was stopped: it counts as spend, and as nothing else."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ from perdure.core.errors import ConfigurationError, Conflict
 from perdure.core.event import Delta, EventWrite, Reset
 from perdure.core.family import ROOM, Reserved, Room, capped
 from perdure.core.limits import EMPTY_RESPONSES_MAX, LENGTH_CUTS_MAX, ROOM_LOOK
-from perdure.core.step import Step, StepWrite
+from perdure.core.step import ABORTED, Step, StepWrite
 from perdure.core.tail import Act, Tail, next_act
 from perdure.core.wait import WaitPoint, WaitWrite
 from perdure.engine import _settle
@@ -74,6 +74,7 @@ class AgentJob:
         self._unsaved: Reply | None = None
         """A response that no commit carries yet."""
         self._desk: ToolDesk | None = None
+        self._cut_told = False
         self._looked = False
         """The tools that show themselves only now were compared with those of the checkpoint."""
         self._step_clock: asyncio.Task[None] | None = None
@@ -130,7 +131,17 @@ class AgentJob:
             await self._desk.wind_down(grace)
             done = self._desk.finished()
         # A response that has come is stored, whatever stopped the execution: it is paid for, and would have to be asked for again.
-        return self._take_unsaved() + done
+        return self._take_unsaved() + self._cut_off() + done
+
+    def _cut_off(self) -> Write:
+        """A model call that was cut off in the middle: what its provider has told of its cost counts, and its text is kept in the step's row."""
+        session: Session | None = getattr(self, "_session", None)
+        cut = session.cut_off if session is not None and self._journal.calling else None
+        if cut is None or self._cut_told:
+            return Write()
+        self._cut_told = True
+        self._journal.usage += cut.usage
+        return self._errored(cut.text, "cancelled", "The model call was cut off, because its execution was stopped.", cut.usage, ABORTED)
 
     async def _loop(self, session: Session) -> Write:
         while True:
@@ -245,8 +256,8 @@ class AgentJob:
                 self._journal.calling = False
                 return reply
             except ModelFailed as error:
-                self._journal.calling = False
                 self._go_on()
+                self._journal.calling = False
                 self._journal.usage += error.usage
                 decision = after_model_failure(
                     retryable=error.retryable,
@@ -295,6 +306,10 @@ class AgentJob:
         return None
 
     def _llm_error(self, text: str, code: str, message: str, usage: Usage, finish_reason: str) -> Write:
+        """The errored step that fails the run."""
+        return self._errored(text, code, message, usage, finish_reason) + Write(ending=_settle.failed(code, message), booked=True)
+
+    def _errored(self, text: str, code: str, message: str, usage: Usage, finish_reason: str) -> Write:
         """The errored step (X7a): its text lives in the row, its checkpoint holds what the one before it held."""
         step = StepWrite(
             kind="llm",
@@ -309,7 +324,7 @@ class AgentJob:
         log = self._message_log
         checkpoint = log.same(self._index, finish_reason) if log.length else None
         event = EventWrite("step.failed", {"step": self._index, "code": code})
-        return Write(checkpoint=checkpoint, steps=(step,), events=(event,), ending=_settle.failed(code, message), booked=True)
+        return Write(checkpoint=checkpoint, steps=(step,), events=(event,))
 
     # ── the tools and the output ───────────────────────────────────────────────────────────────────────────
     async def _answer(self, session: Session) -> Write | None:
