@@ -6,13 +6,14 @@ from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from pipeline_worlds import QUEUES, ManualClock, OpenKind, World
+from pydantic import AfterValidator
 
 from perdure.core.limits import LEASE_DEFAULT
-from perdure.pipeline import Checkpoint, Done, Next, Outcome, Phase, PhaseContext, PhaseResult, PipelineWorker, phase
+from perdure.pipeline import Checkpoint, Done, Next, Outcome, Phase, PhaseContext, PhaseResult, PipelineWorker, RetryPolicy, phase
 from perdure.pipeline._worker import CHAIN
 
 FAR = 3 * CHAIN
@@ -148,3 +149,31 @@ async def test_a_pause_between_two_phases_of_a_kept_job_is_heard(kind: str, tmp_
         job = await world.job("j")
         assert (job.status, job.lease_left, ran[-1]) == ("paused", None, FAR - 3)
         assert job.checkpoint is not None and job.checkpoint.state == {"count": FAR - 4}
+
+
+async def test_a_state_is_read_once_on_its_way_from_phase_to_phase(tmp_path: Path, open_kind: OpenKind) -> None:
+    """What was written was read back to check it; the next phase, entered at once, gets that. A try more gets what is stored, not what a phase made of it."""
+    read: list[int] = []
+    seen: list[list[int]] = []
+
+    def noted(rows: list[int]) -> list[int]:
+        read.append(len(rows))
+        return rows
+
+    Rows = Annotated[list[int], AfterValidator(noted)]
+
+    async def run(ctx: PhaseContext[Any]) -> PhaseResult[Any]:
+        seen.append(list(ctx.state))
+        at = len(ctx.state)
+        ctx.state.append(99)  # its own copy, to spoil as it likes
+        if at == 3 and ctx.attempt == 1:
+            raise ConnectionError
+        return Next("grow", [*range(at + 1)]) if at < 5 else Done()
+
+    async with open_kind("sqlite-queue", tmp_path) as world:
+        world.use(Phase("grow", run, state=Rows, retry=RetryPolicy(attempts=2)))
+        await world.start("j", [])
+        await world.drain_all(step=5)
+        assert seen == [[*range(at)] for at in (0, 1, 2, 3, 3, 4, 5)]
+        # Twice: the first, which another process had started, and the one whose second try came from the queue.
+        assert read == [0, 0, 1, 2, 3, 3, 4, 5]

@@ -270,6 +270,7 @@ class StateType(Generic[S]):
     def __init__(self, kind: Any) -> None:
         self.kind = kind
         self._adapter: TypeAdapter[Any] | None = None
+        self._read: tuple[Any, Any] = (None, None)
 
     @property
     def adapter(self) -> TypeAdapter[Any]:
@@ -296,12 +297,16 @@ class StateType(Generic[S]):
         except UnserializableError as error:
             path = str(error.details.get("path", "$"))
             raise InvalidStateError(phase, path, error.message.removeprefix(f"{path}: ")) from error
-        self.unpack(data, phase)
+        # Where this very data is entered with next, in the same process, it need not be read once more.
+        self._read = (data, self.unpack(data, phase))
         return data
 
     def unpack(self, data: Any, phase: str) -> S:
         if self.kind is Any:
             return data
+        if data is not None and data is self._read[0]:
+            value, self._read = self._read[1], (None, None)  # handed out once: a phase may change what it gets
+            return value
         try:
             return self.adapter.validate_json(dump(data))
         except ValidationError as error:
