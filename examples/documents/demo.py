@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 import app
 import clerk_model
@@ -129,15 +129,19 @@ async def everything(console: Console, desk: Desk) -> bool:
     """Every document, one worker, a person who approves."""
     async with SqliteStorage(desk.database) as storage:
         await work(desk, storage, INBOX, Later(0))
-        table = Table("document", "status", "kind", "€", "decided by", "what now", title="The inbox")
+        table = Table(Column("document", no_wrap=True), "status", "kind", Column("€", justify="right"), "decided by", title="The inbox")
+        refused: list[str] = []
         good = True
         for job_id, job in await storage.list_jobs():
             filed = job.output or {}
             said = explain(job)
             good &= job.status == ("error" if "cut-off" in job_id else "complete")
             cents = f"{filed['cents'] / 100:,.2f}" if filed else ""
-            table.add_row(job_id, job.status, filed.get("kind", ""), cents, filed.get("decided_by", ""), said.text or "")
+            table.add_row(job_id, job.status, filed.get("kind", ""), cents, filed.get("decided_by", ""))
+            refused += [said.text] if said.text else []
     console.print(table)
+    for text in refused:
+        console.print(f"refused  {text}", highlight=False)
     return good and all(times == 1 for times in desk.office.bookings().values())
 
 

@@ -1,4 +1,10 @@
-"""Typed phases with explicit checkpoints: the smallest durable core, with two small adapters and no engine."""
+"""Typed phases with explicit checkpoints: the smallest durable core, with two small adapters and no engine.
+
+Where to look, in the order in which it reads best: `_phase` (what a user writes and gets), `_adapters` (the two seams and the capabilities), `_start` (how a
+life of a job begins), `_runner.advance_phase` (the whole story of one advance), `_settle` (what a result means), `_writer` (in which order it is written),
+`_worker` (who advances), `_operate` (what people do), `_failures` (what a failure says). Storages: `_memory` is the model; `_sql_storage` with `_sqlite` and
+`_postgres`. An agent as a phase: `_agent_phase`, `_agent_host`. A pipeline as an engine's job type: `_job`.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +52,7 @@ from perdure.pipeline._worker import PipelineWorker, StorageScheduler
 
 if TYPE_CHECKING:
     from perdure.pipeline._agent_phase import build_agent_phase, run_agent
-    from perdure.pipeline._agent_state import AgentCheckpoint, AgentOutcome
+    from perdure.pipeline._agent_state import AgentCheckpoint, AgentOutcome, AgentTurn
     from perdure.pipeline._job import EnginePipeline, register
     from perdure.pipeline._postgres import PostgresStorage
 
@@ -55,6 +61,7 @@ __all__ = [
     "Advance",
     "AgentCheckpoint",
     "AgentOutcome",
+    "AgentTurn",
     "Answer",
     "Approval",
     "Chains",
@@ -124,6 +131,7 @@ __all__ = [
 _LATE = {
     "AgentCheckpoint": "_agent_state",
     "AgentOutcome": "_agent_state",
+    "AgentTurn": "_agent_state",
     "EnginePipeline": "_job",
     "PostgresStorage": "_postgres",
     "build_agent_phase": "_agent_phase",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
 
 from pydantic import ConfigDict
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, SystemPromptPart, UserPromptPart
@@ -14,6 +14,9 @@ from perdure.core.budget import Usage
 from perdure.pipeline._records import PendingToolCall
 
 OutputT = TypeVar("OutputT")
+AgentTurn: TypeAlias = ModelMessage
+"""One message of an agent's history, in the form that Pydantic AI gives and takes."""
+
 StoppedBy = Literal["answer", "max_turns", "length", "content_filter", "unknown"]
 """Why an agent phase was done: the model answered; its turns were used up; its response was cut at the token limit; the provider's filter ended
 it; it ended for a reason that nobody knows."""
