@@ -14,9 +14,12 @@ from perdure.core.commit import Outcome, RunFilter
 from perdure.core.errors import Conflict, StoreError, StoreFull, StoreUnavailable
 from perdure.core.limits import GROUP_COMMITS_MAX
 from perdure.core.runtime import RealRuntime
+from perdure.stores._moves._program import Program, Work
 from perdure.stores.sqlite import SqliteStore
 from perdure.stores.sqlite._connection import Connection
 from perdure.testing.conformance._bench import LEASE, Bench, Owner, new_run
+
+WRITE = "-- one write"
 
 
 class HeldLane:
@@ -62,6 +65,13 @@ class Recorder:
         assert store._writer is not None and store._writer._open is not None
         self.connection: Connection = store._writer._open
         self.connection._raw.set_trace_callback(self.said.append)
+        run = self.connection.run
+
+        def told(*args: Any) -> Any:
+            self.said.append(WRITE)
+            return run(*args)
+
+        self.connection.run = told  # type: ignore[method-assign]
 
     def groups(self) -> list[int]:
         """How many writes each transaction carried."""
@@ -69,7 +79,7 @@ class Recorder:
         for statement in self.said:
             if statement == "BEGIN IMMEDIATE":
                 sizes.append(0)
-            elif statement == "SAVEPOINT job":
+            elif statement == WRITE:
                 sizes[-1] += 1
         return sizes
 
@@ -118,6 +128,41 @@ async def test_a_refused_write_does_not_touch_its_neighbours(tmp_path: Path) -> 
         before, refused, after = await together(runtime, *calls)
         assert before.created and after.created and isinstance(refused, Conflict)
         assert {run.id for run in await store.runs(RunFilter())} == {"first", "before", "after"}
+
+
+async def test_a_write_that_is_refused_in_its_middle_leaves_nothing(tmp_path: Path) -> None:
+    """It had written rows when it was refused: they are gone, its caller hears why, and its neighbours are durable, once each."""
+
+    def half(work: Work) -> Program[None]:
+        work.write("move_clock", micros=1_000_000)
+        yield from work.clock()
+        raise Conflict("Not like this.")
+
+    runtime = HeldRuntime()
+    async with SqliteStore(tmp_path / "a.db", runtime) as store:
+        owners = await owned(store, 2)
+        recorder = Recorder(store)
+        before, refused, after = await together(runtime, store.commit(owners[0].next()), store._write(half), store.commit(owners[1].next()))
+        assert (before.outcome, after.outcome) == (Outcome.APPLIED, Outcome.APPLIED) and isinstance(refused, Conflict)
+        assert recorder.connection.execute("SELECT value FROM meta WHERE name = 'clock_offset'")[0][0] == 0
+        assert [(await Bench(store).run(f"r{at}")).commit_no for at in range(2)] == [1, 1]
+        assert not recorder.connection._raw.in_transaction
+
+
+async def test_a_write_that_is_refused_alone_leaves_nothing(tmp_path: Path) -> None:
+    """The same, with nobody beside it."""
+
+    def half(work: Work) -> Program[None]:
+        work.write("move_clock", micros=1_000_000)
+        yield from work.clock()
+        raise Conflict("Not like this.")
+
+    async with SqliteStore(tmp_path / "a.db") as store:
+        with pytest.raises(Conflict):
+            await store._write(half)
+        assert (await store.admit(new_run("later"))).created
+        async with SqliteStore(tmp_path / "a.db") as other:
+            assert (await other.now() - await store.now()).total_seconds() < 0.5
 
 
 async def test_a_lost_commit_leaves_no_trace_in_its_group(tmp_path: Path) -> None:

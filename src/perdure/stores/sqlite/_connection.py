@@ -111,6 +111,11 @@ class Connection:
                 execute(QUERIES[name], params)
             return stop.value
 
+    @property
+    def written(self) -> int:
+        """How many rows this connection has written."""
+        return self._raw.total_changes
+
     def _clock(self) -> int:
         """The store's clock: the machine's, and what a test has added to it (read once in a transaction)."""
         if self._offset is None:

@@ -1,7 +1,8 @@
 """The two threads of a SQLite store: one that writes in groups, one that reads.
 
-Everything that a process writes goes through one thread. Writes that wait at the same moment share one transaction, and so one fsync: each in a
-savepoint of its own, so that a refused one does not touch its neighbours. A write is answered only after its COMMIT returned.
+Everything that a process writes goes through one thread. Writes that wait at the same moment share one transaction, and so one fsync. Each stands alone all the
+same: one that is refused before it wrote anything has left nothing, and where it had, the group is undone and its members are carried out one by one. (A savepoint
+for each would cost more than all of that: two statements a write, and with each the thread gives Python's lock away.) A write is answered only after its COMMIT returned.
 """
 
 from __future__ import annotations
@@ -183,23 +184,21 @@ class Writer(_Lane):
         until = self._runtime.monotonic() + GROUP_SECONDS_MAX
         job: Job[Any] | None = group[0]
         while job is not None:
-            self._in_savepoint(connection, job)
+            self._carry_out_in_group(connection, job)
             if len(group) >= GROUP_COMMITS_MAX or self._runtime.monotonic() >= until:
                 return
             job = self._next()
             if job is not None:
                 group.append(job)
 
-    def _in_savepoint(self, connection: Connection, job: Job[Any]) -> None:
-        connection.execute("SAVEPOINT job")
+    def _carry_out_in_group(self, connection: Connection, job: Job[Any]) -> None:
+        written = connection.written
         try:
             self._carry_out(connection, job)
-        except sqlite3.Error:
-            raise  # the group's: which of them is to blame is found out one by one
         except Exception as error:
+            if isinstance(error, sqlite3.Error) or connection.written != written:
+                raise  # the group's: what it left is undone, and who is to blame is found out one by one
             job.error = error
-            connection.execute("ROLLBACK TO job")
-        connection.execute("RELEASE job")
 
     def _carry_out(self, connection: Connection, job: Job[Any]) -> None:
         work = Work(self._codec)
