@@ -6,7 +6,7 @@ prompt is 1 KB; the last step answers with text.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -109,8 +109,8 @@ def agent_of(steps: int) -> Agent[None, str]:
     return agent
 
 
-async def bare(steps: int, agent: Agent[None, str] | None = None) -> None:
-    """The loop alone, streaming as ours always does, nothing durable."""
+async def bare(steps: int, agent: Agent[None, str] | None = None, after_each: Callable[[], Awaitable[None]] | None = None) -> None:
+    """The loop alone, streaming as ours always does, nothing durable. `after_each` is awaited after each response and after each step's tools."""
     agent = agent or agent_of(steps)
     async with agent.iter(PROMPT, usage_limits=UsageLimits(request_limit=None)) as run:
         node = run.next_node
@@ -119,4 +119,8 @@ async def bare(steps: int, agent: Agent[None, str] | None = None) -> None:
                 async with node.stream(run.ctx) as stream:
                     async for _ in stream:
                         pass
+                if after_each is not None:
+                    await after_each()
             node = await run.next(node)
+            if after_each is not None and isinstance(node, ModelRequestNode):
+                await after_each()
