@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 from perdure.core.errors import ConfigurationError, PerdureError
 from perdure.engine import Engine
@@ -18,6 +18,10 @@ from perdure.pipeline import Pipeline
 
 T = TypeVar("T")
 DEBUG_VARIABLE = "PERDURE_DEBUG"
+
+
+HOW: Final = "APP is path/to/app.py:name or module:name, the name that of an Engine (for `perdure jobs`, of a Pipeline)."
+"""How a command is told which program it works with."""
 
 
 def load_engine(app: str) -> Engine:
@@ -70,7 +74,7 @@ def _engines(found: dict[str, Engine], where: str) -> str:
 
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise ConfigurationError(f"There is no file {str(path)!r}. APP is path/to/app.py:engine or module:engine.")
+        raise ConfigurationError(f"There is no file {str(path)!r}. {HOW}")
     name = path.stem
     # As `python path/to/app.py` would: what stands beside the program can be imported.
     sys.path.insert(0, str(path.parent.resolve()))
@@ -93,7 +97,7 @@ def _from_file(path: Path) -> ModuleType:
 
 def _from_name(name: str) -> ModuleType:
     if not all(part.isidentifier() for part in name.split(".")):
-        raise ConfigurationError(f"{name!r} names no program. APP is path/to/app.py:engine or module:engine.")
+        raise ConfigurationError(f"{name!r} names no program. {HOW}")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     return _importing(name, lambda: importlib.import_module(name))
@@ -107,7 +111,7 @@ def _importing(where: str, load: Callable[[], T]) -> T:
         if os.environ.get(DEBUG_VARIABLE):
             raise
         if isinstance(error, ModuleNotFoundError) and error.name and where.startswith(error.name):
-            raise ConfigurationError(f"There is no module {error.name!r} here. APP is path/to/app.py:engine or module:engine.") from error
+            raise ConfigurationError(f"There is no module {error.name!r} here. {HOW}") from error
         raise ConfigurationError(f"{_place(error, where)}: {_what(error)} ({DEBUG_VARIABLE}=1 shows the traceback.)") from error
 
 
