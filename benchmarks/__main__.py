@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-ALL = ("quick", "postgres", "claims", "waiting", "pipeline")
+ALL = ("quick", "postgres", "saturation", "claims", "waiting", "pipeline")
 
 if __name__ == "__main__":
     missed = [name for name in ALL if subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], check=False).returncode]
