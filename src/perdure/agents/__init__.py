@@ -11,9 +11,10 @@ from perdure.agents._registry import Registration
 from perdure.agents._session import AgentSession, open_session
 from perdure.agents._turn import Answered, Call, Decision, Finished, Host, ModelFailed, Reply, ReplyKind, Result, Session
 from perdure.agents._values import Shelf, keep
-from perdure.agents._waiter import DurableWaiter, NothingCame
+from perdure.agents._waiter import DECIDING, DurableWaiter, NothingCame
 
 __all__ = [
+    "DECIDING",
     "AgentSession",
     "Answered",
     "ApprovalRequired",

@@ -35,6 +35,7 @@ from pydantic_ai.toolsets import AbstractToolset, FunctionToolset, ToolsetTool, 
 from perdure.agents._faults import StreamCut, contained, describe, is_whole
 from perdure.agents._turn import Call, Decision, Host
 from perdure.agents._values import is_envelope, revive
+from perdure.agents._waiter import DECIDING
 from perdure.core.codec import clean, dump
 from perdure.core.errors import Suspend, UnserializableError
 from perdure.core.limits import PREVIEW_CHARS
@@ -232,6 +233,13 @@ class Outer(Deaf):
             raise self.link.parked
         return await contained(handler(output))
 
+    async def handle_deferred_tool_calls(self, ctx: RunContext[Any], *, requests: DeferredToolRequests) -> DeferredToolResults | None:
+        """From here on the agent's own handlers are asked, which may wait; where the session ends anyway, they are not."""
+        if self.link.parked is not None:
+            raise self.link.parked
+        DECIDING.set(True)
+        return None
+
 
 class Inner(Deaf):
     """The heart: tool bodies through the host, decisions from the host."""
@@ -253,6 +261,7 @@ class Inner(Deaf):
         return replace(request_context, messages=await self.link.restore(request_context.messages))
 
     async def handle_deferred_tool_calls(self, ctx: RunContext[Any], *, requests: DeferredToolRequests) -> DeferredToolResults | None:
+        DECIDING.set(False)
         link = self.link
         parked = {each for each, metadata in requests.metadata.items() if PARKED in metadata}
         calls: dict[str, Call] = {}

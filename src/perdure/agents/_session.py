@@ -50,6 +50,7 @@ from perdure.agents._messages import text_of
 from perdure.agents._turn import Answered, Call, CutOff, Finished, Host, ModelFailed, Reply, Result
 from perdure.agents._usage import usage_of, usage_of_failure
 from perdure.agents._values import Shelf, keep, shelved
+from perdure.agents._waiter import DECIDING
 from perdure.core.codec import clean
 from perdure.core.errors import ExecutionError, PerdureError
 from perdure.core.runtime import Runtime
@@ -374,6 +375,7 @@ class AgentSession:
 
     async def _answer(self) -> Answered | Finished:
         response = self._last_response()
+        DECIDING.set(False)
         await self._ready()
         run, node, link = self._run, self._node, self._link
         assert run is not None

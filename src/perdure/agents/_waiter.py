@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 from pydantic_ai.external_events import ExternalEventError, ExternalEventWaiter
 
 Ask = Callable[[str], Awaitable[Any]]
 Outside = Callable[[str, Ask, timedelta | None], Awaitable[Any]]
 """Waits for the payload of a named event of the call at work; raises `NothingCame` where there will be none."""
+
+DECIDING: Final[ContextVar[bool]] = ContextVar("perdure_deciding", default=False)
+"""Whether the calls of a step that need somebody's word are being decided: the step may wait then."""
 
 
 class NothingCame(Exception):

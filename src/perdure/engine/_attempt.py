@@ -631,9 +631,12 @@ class AgentJob:
         return handle.id
 
     async def outside(self, name: str, ask: Callable[[str], Awaitable[Any]], timeout: timedelta | None) -> Any:
-        """A wait inside a tool's body."""
+        """A wait inside a tool's body, or of the step."""
         assert self._desk is not None
-        return await self._desk.outside(name, ask, timeout)
+        try:
+            return await self._desk.outside(name, ask, timeout)
+        except Rest as rest:
+            raise Rest(self._take_unsaved() + rest.write) from None
 
     def _wait_for(self, question: str) -> WaitPoint | None:
         return next((wait for wait in reversed(self._loaded.waits) if wait.row.question == question), None)

@@ -33,6 +33,7 @@ from perdure.engine._facts import Known, StepFacts
 from perdure.engine._heard import last_heard
 from perdure.engine._held import decision, find_twin, question
 from perdure.engine._journal import Write, WriteRefused
+from perdure.engine._outside import Places, external_event, outside_row
 from perdure.engine._policy import Policy
 from perdure.engine._position import POSITION, AtWork, Outside, Position
 from perdure.engine._questions import approval_row, read_decision, read_event, unknown_row, wait_row
@@ -41,6 +42,8 @@ from perdure.engine._verdicts import Verdicts
 
 logger = logging.getLogger("perdure")
 SaveReply = Callable[[Write], Awaitable[None]]
+OF_STEP = -1
+"""In the place of a call's position: what waits is the step."""
 
 
 class Rest(Suspend):
@@ -91,6 +94,7 @@ class ToolDesk:
         self._effects: dict[str, EffectWrite] = {key: effect.row for key, effect in facts.effects.items()}
         self._deferrals: dict[int, Deferral] = {}
         self.verdicts = Verdicts(execution.run, facts.index, facts.verdicts, execution.runtime.now)
+        self._places = Places()
         self._behind: int | None = None
         self._late_effects: list[EffectWrite] = []
         self._late_events: list[EventWrite] = []
@@ -109,6 +113,10 @@ class ToolDesk:
             if policy.effect is not None and not self._decided(call):
                 self._stop_batch(call.position)
             raise ApprovalRequired
+        if approved and policy.approval is not None and self._must_ask(call, policy.approval) and not self._decided(call):
+            raise ConfigurationError(
+                f"Something of the agent's own approved a call of {call.name!r}, for which approve(…) asks people. Remove that rule, or the tool's own declaration."
+            )
         if policy.effect is None:
             return await self._run_plain(call, body)
         return await self._run_effect(call, body, policy.effect)
@@ -560,39 +568,26 @@ class ToolDesk:
         return unknown_row(row, effect, id=self._new_id(), owner=self._execution.run.lease_owner, heard=heard)
 
     async def outside(self, name: str, ask: Callable[[str], Awaitable[Any]], timeout: timedelta | None) -> Any:
-        """A wait inside a plain tool's body, for Pydantic AI's external events.
+        """A wait for one of Pydantic AI's external events.
 
         The token is the same whenever the body runs again, and its answer goes to the run's inbox: one that comes before the row is not lost.
         """
-        at = POSITION.get()
-        if at is None or at.effect:
-            raise ConfigurationError(
-                "Waiting inside an effect tool would run its first lines again. End the tool with `raise Wait.event(…)` instead."
-            )
-        at.waits += 1
-        run = self._execution.run
-        event = f"external:{run.generation}:{self._facts.index}:{at.call.position}:{at.waits}"
-        question = f"outside:{at.call.position}:{at.waits}"
-        row = self._facts.waits.get(question)
+        at, place = self._places.next()
+        run, index = self._execution.run, self._facts.index
+        event = external_event(run, index, place)
+        row = self._facts.waits.get(f"outside:{place}")
         if row is not None and row.resolution is not None and row.resolution.kind is not ResolutionKind.CANCELLED:
             return read_event(row.resolution, name)
-        answer = await ask(f"{run.id}/{event}")
+        token = f"{run.id}/{event}"
+        answer = await ask(token)
         if answer is not None:
             return answer
         now = self._execution.store_now()
-        waits = WaitWrite(
-            id=self._new_id(),
-            kind="event",
-            question=question,
-            index=self._facts.index,
-            tool=at.call.name,
-            tool_call_id=at.call.id,
-            position=at.call.position,
-            name=event,
-            expires_at=None if timeout is None else now + timeout,
-            data={"event": name, "token": f"{run.id}/{event}"},
-        )
-        raise Outside(waits)
+        written = outside_row(at, place, id=self._new_id(), name=name, event=event, token=token, index=index, now=now, timeout=timeout)
+        if at is not None:
+            raise Outside(written)
+        self._deferrals[OF_STEP] = Deferral(written)
+        raise Rest(self.rest_write())
 
     def child_key(self, current: CurrentRun) -> str:
         """The key of the next child run that the call at work starts."""
