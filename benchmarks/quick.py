@@ -20,9 +20,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pydantic_ai.messages import ModelMessagesTypeAdapter
+
 from benchmarks.floors import loop_with_two_commits, sqlite_two_commits
 from benchmarks.work import PROMPT, agent_of, bare
 from perdure import Budget, Engine
+from perdure.agents import decode_all
 from perdure.stores import Store
 
 
@@ -33,7 +36,7 @@ def timed(work: Callable[[], Any]) -> float:
 
 
 async def durable(url: str | Store, steps: int) -> tuple[float, int]:
-    """One run on a store: seconds from its start to its end, and the bytes of its history as JSON."""
+    """One run on a store: seconds from its start to its end, and the bytes of its history as Pydantic AI's own JSON."""
     engine = Engine(url)
     agent = engine.agent(agent_of(steps), budget=Budget(max_steps=steps + 10))
     async with engine:
@@ -43,7 +46,7 @@ async def durable(url: str | Store, steps: int) -> tuple[float, int]:
         seconds = time.perf_counter() - began
         checkpoint = await engine.store.checkpoint(run.id)
         assert checkpoint is not None
-        history = sum(len(message) for message in checkpoint.messages)
+        history = len(ModelMessagesTypeAdapter.dump_json(decode_all(checkpoint.messages)))
     return seconds, history
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, get_args
 
@@ -22,6 +23,7 @@ from pydantic_ai.messages import (
     InstructionDeltaPart,
     InstructionDigest,
     ModelMessage,
+    ModelMessagesTypeAdapter,
     ModelRequest,
     ModelRequestPart,
     ModelResponse,
@@ -156,6 +158,34 @@ def test_every_message_survives_its_bytes(message: ModelMessage) -> None:
     again = decode(data)
     assert again == message
     assert encode(again) == data
+
+
+@dataclass
+class Weather:
+    """A value of a user's, one of whose fields may say nothing."""
+
+    sky: str
+    wind: int | None = None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [None, {"a": None, "b": [None, {"c": None}]}, [None, 1], 0, False, "", Weather("clear"), {"today": Weather("clear")}, [Weather("clear")]],
+)
+def test_a_nothing_that_means_something_is_kept(content: Any) -> None:
+    """Only fields of messages are left out where they say nothing: what a tool answered comes back whole, as Pydantic AI's own JSON of it does."""
+    for part in (ToolReturnPart("t", content, tool_call_id="1"), ToolReturnPart("t", "fine", tool_call_id="1", metadata=content)):
+        message = ModelRequest(parts=[part])
+        [whole] = ModelMessagesTypeAdapter.validate_json(ModelMessagesTypeAdapter.dump_json([message]))
+        assert decode(encode(message)) == whole
+
+
+@given(message_strategy())
+def test_a_message_is_no_larger_than_pydantic_ais_own_json_and_means_the_same(message: ModelMessage) -> None:
+    """Any history that was stored whole, by an older version or another program, reads as the one that is stored here."""
+    whole = ModelMessagesTypeAdapter.dump_json([message])
+    assert len(encode(message)) <= len(whole) - 2
+    assert decode(whole[1:-1]) == decode(encode(message))
 
 
 def test_the_round_trip_knows_every_kind_of_part() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any
+from dataclasses import MISSING, fields
+from functools import cache
+from typing import Any, cast
 
 from pydantic_ai.messages import (
     AudioUrl,
@@ -26,8 +28,31 @@ FileReference = ImageUrl | AudioUrl | VideoUrl | DocumentUrl
 
 
 def encode(message: ModelMessage) -> bytes:
-    """One message as JSON."""
-    return ModelMessagesTypeAdapter.dump_json([message])[1:-1]
+    """One message as JSON.
+
+    Fields that say nothing are left out, which is a third of what a short message takes: they are the same nothing when it is read.
+    """
+    return ModelMessagesTypeAdapter.dump_json([message], exclude_none=all(map(_is_plain, message.parts)))[1:-1]
+
+
+def _is_plain(part: Any) -> bool:
+    """Whether every None in this part is a field that may be left out: none is one that has to be there, and none lies within an object of somebody else's."""
+    needed = all(getattr(part, name) is not None for name in _needed(cast("type[Any]", type(part))))
+    return needed and _is_data(getattr(part, "content", None)) and _is_data(getattr(part, "metadata", None))
+
+
+@cache
+def _needed(kind: type[Any]) -> tuple[str, ...]:
+    """The fields without a default."""
+    return tuple(each.name for each in fields(kind) if each.default is MISSING and each.default_factory is MISSING)
+
+
+def _is_data(value: Any) -> bool:
+    if value is None or isinstance(value, (str, int, float, FileReference)):
+        return True
+    if isinstance(value, dict):
+        return all(map(_is_data, cast("dict[Any, Any]", value).values()))
+    return isinstance(value, (list, tuple)) and all(map(_is_data, cast("Sequence[Any]", value)))
 
 
 def decode(data: bytes) -> ModelMessage:
