@@ -10,6 +10,7 @@ from typing import Any, get_args
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 from pydantic_ai.messages import (
     AudioUrl,
     BinaryContent,
@@ -86,7 +87,7 @@ REQUEST_PARTS: dict[str, Any] = {
     "instruction-baseline": st.builds(InstructionBaselinePart, instructions=st.lists(st.builds(InstructionDigest, dynamic=st.booleans(), content_hash=WORD), max_size=2)),
     "tool-availability-delta": st.builds(ToolAvailabilityDeltaPart, tools_added=st.lists(WORD, max_size=2), tool_call_id=st.none() | WORD),
     "capability-load-delta": st.builds(CapabilityLoadDeltaPart, loaded=st.lists(WORD, max_size=2), tool_call_id=st.none() | WORD),
-    "model-settings-delta": st.builds(ModelSettingsDeltaPart, settings=st.just({}), top_level=st.booleans()),
+    "model-settings-delta": st.builds(ModelSettingsDeltaPart, settings=st.sampled_from([{}, {"thinking": None}, {"thinking": "low"}]), top_level=st.booleans()),
     "speech": st.builds(SpeechPart, speaker=st.just("user"), transcript=st.none() | TEXT),
     "compaction": st.builds(CompactionPart, TEXT),
 }  # fmt: skip
@@ -168,16 +169,55 @@ class Weather:
     wind: int | None = None
 
 
-@pytest.mark.parametrize(
-    "content",
-    [None, {"a": None, "b": [None, {"c": None}]}, [None, 1], 0, False, "", Weather("clear"), {"today": Weather("clear")}, [Weather("clear")]],
-)
+class Forecast(BaseModel):
+    """The same, as a model."""
+
+    sky: str
+    wind: int | None = None
+
+
+NOTHINGS: list[Any] = [
+    None, {"a": None, "b": [None, {"c": None}]}, [None, 1], 0, False, "", Weather("clear"), {"today": Weather("clear")}, [Weather("clear")],
+    Forecast(sky="clear"), {"today": Forecast(sky="clear")}, [Forecast(sky="clear")],
+]  # fmt: skip
+
+
+def means_the_same(message: ModelMessage) -> bool:
+    """Whether it comes back as it does from the JSON that Pydantic AI itself makes of it."""
+    [whole] = ModelMessagesTypeAdapter.validate_json(ModelMessagesTypeAdapter.dump_json([message]))
+    return decode(encode(message)) == whole
+
+
+@pytest.mark.parametrize("content", NOTHINGS)
 def test_a_nothing_that_means_something_is_kept(content: Any) -> None:
     """Only fields of messages are left out where they say nothing: what a tool answered comes back whole, as Pydantic AI's own JSON of it does."""
     for part in (ToolReturnPart("t", content, tool_call_id="1"), ToolReturnPart("t", "fine", tool_call_id="1", metadata=content)):
-        message = ModelRequest(parts=[part])
-        [whole] = ModelMessagesTypeAdapter.validate_json(ModelMessagesTypeAdapter.dump_json([message]))
-        assert decode(encode(message)) == whole
+        assert means_the_same(ModelRequest(parts=[part]))
+
+
+@pytest.mark.parametrize("value", NOTHINGS)
+def test_a_nothing_is_kept_wherever_a_message_holds_somebody_elses_values(value: Any) -> None:
+    """A tool's arguments, a provider's details, a file's and a message's own metadata may each hold any object."""
+    details = {"value": value}
+    assert means_the_same(ModelRequest(parts=[UserPromptPart("hello")], metadata=details))
+    assert means_the_same(ModelRequest(parts=[SystemPromptPart("hello", metadata=details)]))
+    assert means_the_same(ModelRequest(parts=[UserPromptPart([ImageUrl("https://x.test/a.png", vendor_metadata=details)])]))
+    assert means_the_same(ModelRequest(parts=[UserPromptPart([TextContent("hello", metadata=details)])]))
+    assert means_the_same(ModelResponse(parts=[TextPart("hello")], metadata=details))
+    assert means_the_same(ModelResponse(parts=[TextPart("hello")], provider_details=details))
+    assert means_the_same(ModelResponse(parts=[TextPart("hello", provider_name="p", provider_details=details)]))
+    assert means_the_same(ModelResponse(parts=[ToolCallPart("t", details)]))
+
+
+def test_a_setting_that_was_taken_back_stays_taken_back() -> None:
+    """A part that records settings says None where one is in effect no more: left out, it would read as no change."""
+    assert means_the_same(ModelRequest(parts=[ModelSettingsDeltaPart(settings={"thinking": None}, top_level=True)]))
+
+
+def test_a_time_in_a_providers_details_costs_no_nothing() -> None:
+    """Providers note when they answered: that alone is no reason to write every field that says nothing."""
+    message = ModelResponse(parts=[TextPart("hello")], provider_details={"timestamp": datetime(2026, 1, 1, tzinfo=UTC)})
+    assert means_the_same(message) and b"null" not in encode(message)
 
 
 @given(message_strategy())

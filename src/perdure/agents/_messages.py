@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import MISSING, fields
-from functools import cache
-from typing import Any, cast
+from datetime import datetime
+from typing import Any, Final, cast
 
 from pydantic_ai.messages import (
     AudioUrl,
+    CompactionPart,
     DocumentUrl,
     ImageUrl,
     ModelMessage,
     ModelMessagesTypeAdapter,
+    ModelRequest,
     ModelResponse,
+    NativeToolCallPart,
+    NativeToolReturnPart,
+    RetryInfo,
+    SystemPromptPart,
     TextPart,
+    ThinkingPart,
+    ToolCallPart,
+    ToolReturnPart,
     UserContent,
+    UserPromptPart,
     VideoUrl,
 )
 
@@ -27,29 +36,37 @@ from perdure.core.trigger import Attachment, TriggerEnvelope
 FileReference = ImageUrl | AudioUrl | VideoUrl | DocumentUrl
 
 
+_PLAIN: Final[frozenset[type]] = frozenset(
+    (SystemPromptPart, UserPromptPart, ToolReturnPart, NativeToolReturnPart, TextPart, ThinkingPart, ToolCallPart, NativeToolCallPart, CompactionPart)
+)
+"""Parts whose own fields are None by default, wherever they may be None. In others None may be the news: the settings that a part records, for one."""
+
+
 def encode(message: ModelMessage) -> bytes:
     """One message as JSON.
 
     Fields that say nothing are left out, which is a third of what a short message takes: they are the same nothing when it is read.
     """
-    return ModelMessagesTypeAdapter.dump_json([message], exclude_none=all(map(_is_plain, message.parts)))[1:-1]
+    return ModelMessagesTypeAdapter.dump_json([message], exclude_none=_says_no_other_nothing(message))[1:-1]
 
 
-def _is_plain(part: Any) -> bool:
-    """Whether every None in this part is a field that may be left out: none is one that has to be there, and none lies within an object of somebody else's."""
-    needed = all(getattr(part, name) is not None for name in _needed(cast("type[Any]", type(part))))
-    return needed and _is_data(getattr(part, "content", None)) and _is_data(getattr(part, "metadata", None))
+def _says_no_other_nothing(message: ModelMessage) -> bool:
+    """Whether every None in this message is a field that may be left out: none is one that must be there, and none lies within an object of somebody else's."""
+    if not all(map(_is_plain, message.parts)):
+        return False
+    return _is_data(message.metadata) and (isinstance(message, ModelRequest) or _is_data(message.provider_details))
 
 
-@cache
-def _needed(kind: type[Any]) -> tuple[str, ...]:
-    """The fields without a default."""
-    return tuple(each.name for each in fields(kind) if each.default is MISSING and each.default_factory is MISSING)
+def _is_plain(part: object) -> bool:
+    # A tool may answer None, and its part can't be read without an answer.
+    return type(part) in _PLAIN and getattr(part, "content", "") is not None and all(map(_is_data, vars(part).values()))
 
 
 def _is_data(value: Any) -> bool:
-    if value is None or isinstance(value, (str, int, float, FileReference)):
+    if value is None or isinstance(value, (str, int, float, datetime, RetryInfo)):
         return True
+    if isinstance(value, FileReference):
+        return _is_data(value.vendor_metadata)
     if isinstance(value, dict):
         return all(map(_is_data, cast("dict[Any, Any]", value).values()))
     return isinstance(value, (list, tuple)) and all(map(_is_data, cast("Sequence[Any]", value)))
