@@ -15,6 +15,7 @@ from perdure.core.checkpoint import CheckpointWrite
 from perdure.core.commit import Outcome, Signal
 from perdure.core.event import EventWrite
 from perdure.core.run import RunStatus
+from perdure.core.runtime import RealRuntime
 from perdure.stores.postgres import PostgresStore
 from perdure.stores.postgres import _foresight as foresight
 from perdure.stores.postgres._wire import Wire
@@ -32,6 +33,15 @@ def schema(postgres: PostgresServer) -> Iterator[str]:
     yield name
     with psycopg.connect(postgres.dsn, autocommit=True) as connection:
         connection.execute(f"DROP SCHEMA IF EXISTS {name} CASCADE".encode())
+
+
+class Later(RealRuntime):
+    """The machine's clock, and what a test adds to it."""
+
+    seconds = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.seconds
 
 
 class Trips:
@@ -130,6 +140,24 @@ async def test_the_databases_clock_stays_the_one_that_counts(postgres: PostgresS
             await owner.commit(events=EVENT)
             after = (await store.events("r1"))[-1].at
             assert abs(after - before - by) < timedelta(minutes=1)
+
+
+async def test_a_clock_that_was_set_is_asked_for_once(postgres: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commit that finds the clock elsewhere learns where it is: those after it are one round trip again, however long the owner was busy between them."""
+    runtime = Later()
+    async with PostgresStore(postgres.dsn, runtime, schema=schema) as store:
+        owner = await Bench(store).start()
+        await owner.commit(events=EVENT)
+        for by in (timedelta(days=30), timedelta(days=-30)):
+            await store.move_clock(by)
+            await owner.commit(events=EVENT)
+            trips = Trips(monkeypatch)
+            for _ in range(3):
+                await store.move_clock(timedelta(seconds=5))
+                runtime.seconds += 5.0
+                trips.taken()
+                await owner.commit(events=EVENT)
+                assert trips.taken() == 1
 
 
 async def test_times_of_a_run_do_not_go_back(postgres: PostgresServer, schema: str) -> None:

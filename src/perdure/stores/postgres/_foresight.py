@@ -64,7 +64,8 @@ class Foresight:
         draft = work.drafts.get(commit.run_id)
         if draft is None or draft.whole or answer.outcome is not Outcome.APPLIED:
             return
-        if foreseen is None:
+        if foreseen is None or draft.now != foreseen.now:
+            # It looked at the clock, be it because it found another time than was foreseen: who did not learn from that would be wrong again each time.
             # Read before the answer came, so the difference is rather too small: what is expected of the database's clock is never ahead of it.
             self._ahead = draft.now - self._micros()
         if len(self._rows) >= ROWS_MAX:
