@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,50 @@ async def test_a_write_that_is_refused_in_its_middle_leaves_nothing(tmp_path: Pa
         assert recorder.connection.execute("SELECT value FROM meta WHERE name = 'clock_offset'")[0][0] == 0
         assert [(await Bench(store).run(f"r{at}")).commit_no for at in range(2)] == [1, 1]
         assert not recorder.connection._raw.in_transaction
+
+
+class Impatient(HeldRuntime):
+    """A minute passes each time that somebody looks at the clock, once `hurried`."""
+
+    minutes, hurried = 0, False
+
+    def monotonic(self) -> float:
+        self.minutes += self.hurried
+        return super().monotonic() + 61.0 * self.minutes
+
+
+async def test_who_is_locked_out_in_the_second_round_waits_once(tmp_path: Path) -> None:
+    """A lock that another process takes between the rounds and keeps: nobody hears of it after all of those before him have waited their time."""
+
+    def half(work: Work) -> Program[None]:
+        work.write("move_clock", micros=1_000_000)
+        yield from work.clock()
+        raise Conflict("Not like this.")
+
+    runtime = Impatient()
+    async with SqliteStore(tmp_path / "a.db", runtime) as store:
+        owners = await owned(store, 5)
+        connection = Recorder(store).connection
+        with closing(sqlite3.connect(tmp_path / "a.db", isolation_level=None)) as other:
+            begin, undo, begun = connection.begin, connection.rollback, 0
+
+            def counted() -> None:
+                nonlocal begun
+                begun += 1
+                begin()
+
+            def undone_and_locked() -> None:
+                undo()
+                if not runtime.hurried:
+                    runtime.hurried = True
+                    other.execute("BEGIN IMMEDIATE")
+
+            connection.begin, connection.rollback = counted, undone_and_locked  # type: ignore[method-assign]
+            answers = await together(runtime, *(store.commit(owner.next()) for owner in owners), store._write(half))
+            assert all(isinstance(answer, StoreUnavailable) for answer in answers) and begun == 2
+            other.execute("ROLLBACK")
+        answers = await together(runtime, *(store.commit(owner.next()) for owner in owners))
+        assert [answer.outcome for answer in answers] == [Outcome.APPLIED] * 5
 
 
 async def test_a_write_that_is_refused_alone_leaves_nothing(tmp_path: Path) -> None:

@@ -208,16 +208,13 @@ class Writer(_Lane):
     def _after_a_failed_group(self, group: list[Job[Any]], error: BaseException) -> None:
         """Nothing of the group was kept. Repeat its members one by one, so that each gets its own answer."""
         connection = self._open
-        if isinstance(error, sqlite3.Error) and is_busy(error):
-            # Somebody keeps the write lock. All that wait for it hear so at the same moment, not each after a wait of its own.
-            while (job := self._next()) is not None:
-                group.append(job)
-            self._give_up(connection, group, error)
+        if _is_locked_out(error):
+            self._give_up_all(connection, group, 0, error)
             return
         if connection is None or len(group) == 1:
             self._give_up(connection, group, error)
             return
-        for job in group:
+        for at, job in enumerate(group):
             job.error = job.answer = None
             job.hints = set()
             try:
@@ -226,7 +223,17 @@ class Writer(_Lane):
                 self._carry_out(connection, job)
                 connection.execute("COMMIT")
             except BaseException as own:
+                if _is_locked_out(own):
+                    self._give_up_all(connection, group, at, own)
+                    return
                 self._give_up(connection, [job], own)
+
+    def _give_up_all(self, connection: Connection | None, group: list[Job[Any]], at: int, error: BaseException) -> None:
+        """Somebody keeps the write lock. All that wait for it, be it in this group (from `at` on) or after it, hear so at the same moment, not each after a wait
+        of its own."""
+        while (job := self._next()) is not None:
+            group.append(job)
+        self._give_up(connection, group[at:], error)
 
     def _give_up(self, connection: Connection | None, group: list[Job[Any]], error: BaseException) -> None:
         if isinstance(error, sqlite3.Error) and connection is not None:
@@ -242,3 +249,7 @@ class Writer(_Lane):
                 # A connection that can't even roll back is given up; the next call opens another.
                 connection.close()
                 self._open = None
+
+
+def _is_locked_out(error: BaseException) -> bool:
+    return isinstance(error, sqlite3.Error) and is_busy(error)
