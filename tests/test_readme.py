@@ -49,6 +49,15 @@ def test_the_first_program_survives_sigkill_as_it_is_shown(tmp_path: Path) -> No
     assert nameless(call().communicate()[0]) == second[-1:]
 
 
+def test_the_second_program_prints_what_is_shown(tmp_path: Path) -> None:
+    """As a file of its own: the person is asked, the changed sum is paid."""
+    [program] = re.findall(r"^```python\n(# office\.py\n.*?)^```$", README.read_text(), re.M | re.S)
+    [said] = re.findall(r"^```console\n\$ python office\.py\n(.*?)^```$", README.read_text(), re.M | re.S)
+    (tmp_path / "office.py").write_text(program)
+    done = subprocess.run([sys.executable, "office.py"], cwd=tmp_path, capture_output=True, text=True, check=True, encoding="utf-8")
+    assert (done.stdout, done.stderr) == (said, "")
+
+
 def test_what_it_tells_to_type_is_there() -> None:
     """Every make target and every command of the README exists."""
     text, makefile = README.read_text(), (README.parent / "Makefile").read_text()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -56,7 +56,11 @@ async def follow(
         cursor = after
         while True:
             found = False
-            for event in await store.events(run_id, after=cursor):
+            events = await store.events(run_id, after=cursor)
+            # Text was streamed before its step was committed: whoever was busy meanwhile still sees it, and sees it first.
+            for item in _at_hand(subscription.news):
+                yield item
+            for event in events:
                 found, cursor = True, event.seq
                 if event.type == "run.waiting":
                     opened = await store.waits(WaitFilter(run_id=run_id, open=True))
@@ -79,12 +83,17 @@ async def follow(
             if run.status.final and run.next_event == cursor + 1:
                 yield Settled(run_id, cursor, run)
                 return
-            item = await _next(subscription.news, poll)
-            while item is not None:
+            if (item := await _next(subscription.news, poll)) is not None:
                 yield item
-                item = subscription.news.get_nowait() if not subscription.news.empty() else None
     finally:
         hub.unfollow(subscription)
+
+
+def _at_hand(news: asyncio.Queue[Delta | Reset | None]) -> Iterator[Delta | Reset]:
+    """What has been heard and not yet taken."""
+    while not news.empty():
+        if (item := news.get_nowait()) is not None:
+            yield item
 
 
 async def _next(news: asyncio.Queue[Delta | Reset | None], poll: timedelta) -> Delta | Reset | None:
