@@ -111,7 +111,7 @@ def test_a_model_without_its_key_is_refused_before_anything_is_stored(tmp_path: 
         ("@nowhere.json", "'nowhere.json' can't be read: No such file or directory"),
         ("@bytes.json", "payload (bytes.json): not UTF-8 text (byte 9)"),
         ("@cut.json", "payload (cut.json): not JSON: Expecting value at line 3, column 1"),
-        (None, "No PAYLOAD was given"),
+        (None, ". No PAYLOAD was given"),
     ],
 )
 def test_a_payload_that_is_wrong_names_the_place(tmp_path: Path, here: Cli, payload: str | None, told: str) -> None:
@@ -153,7 +153,8 @@ def test_a_key_that_stands_for_another_payload_is_refused(tmp_path: Path, cli: C
 
 
 @pytest.mark.parametrize(
-    ("command", "told"), [(("run", APP), "AGENT"), (("runs", "list", "--sta", "x"), "No such option"), (("rnu",), "No such command")]
+    ("command", "told"),
+    [(("run", APP), "AGENT"), (("runs", "list", "--sta", "x"), "No such option"), (("rnu",), "No such command"), (("runs", "lst"), "? Try")],
 )
 def test_a_wrong_command_line_points_to_its_help(here: Cli, command: tuple[str, ...], told: str) -> None:
     """One line, like everything else."""
@@ -268,7 +269,7 @@ def test_what_is_not_there_is_named(tmp_path: Path, here: Cli) -> None:
         (("approvals", "extend", "7f3a", "--within", "soon"), "no span of time"),
         (("approvals", "approve", "7f3a", "--input", "[1]"), "as a JSON object"),
         (("runs", "retry", "last", "--max-cost", "much"), "no amount of US dollars"),
-        (("signal", "7f3a", "paid", "{"), "not JSON"),
+        (("signal", "7f3a", "paid", "{"), "Quote a plain text as '\"…\"'."),
     ):
         assert told in here(*command, code=2).complaint
 

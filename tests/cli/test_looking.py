@@ -30,6 +30,14 @@ def test_a_run_has_several_names(here: Cli, monkeypatch: pytest.MonkeyPatch) -> 
     assert "stands for 2 things" in both
 
 
+def test_what_a_program_prints_while_it_is_loaded_is_no_answer(tmp_path: Path, here: Cli) -> None:
+    """It goes to stderr; stdout is JSON alone."""
+    here("migrate", *STORE, code=0)
+    (tmp_path / "loud.py").write_text("print('loaded')\nfrom perdure import Engine\nengine = Engine('sqlite:///shop.db')\n")
+    said = here("runs", "list", "--app", "loud.py", "--json", code=0)
+    assert (json.loads(said.out), said.err) == ([], "loaded\n")
+
+
 def test_the_list_is_narrowed(here: Cli) -> None:
     """By status and agent; an empty list says so on stderr and is an empty list in JSON."""
     here(*START, code=4)

@@ -159,7 +159,9 @@ def _usage(error: Exception) -> str | None:
     if type(error).__name__ == "NoArgsIsHelpError":
         return ""
     message = str(cast(Any, error).format_message())
-    return f"{message.rstrip('.')}. Try `{context.command_path} --help`." if context is not None else message
+    return (
+        f"{message if message.endswith('?') else message.rstrip('.') + '.'} Try `{context.command_path} --help`." if context is not None else message
+    )
 
 
 TOLD_ELSEWHERE = frozenset({"run %s was recovered: its worker's lease ran out"})

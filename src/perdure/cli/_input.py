@@ -25,8 +25,8 @@ def read_text(given: str, field: str) -> tuple[str, str]:
     return given, field
 
 
-def read_json(given: str, field: str = "payload") -> Any:
-    """The JSON that `JSON`, `@FILE` or `-` stands for.
+def read_json(given: str, field: str = "payload", *, or_text: bool = False) -> Any:
+    """The JSON that `JSON`, `@FILE` or `-` stands for. `or_text`: the command has a --text that the message may name.
 
     Raises:
         InvalidTrigger: It is no JSON; says where it stops to be.
@@ -39,7 +39,7 @@ def read_json(given: str, field: str = "payload") -> Any:
         if not text.strip():
             raise InvalidTrigger(f"{named}: it is empty, and JSON is never empty. For no value write null.", field=field) from None
         place = f"line {error.lineno}, column {error.colno}"
-        hint = " Quote a plain text as '\"…\"', or say --text." if where == field and field == "payload" else ""
+        hint = f" Quote a plain text as '\"…\"'{', or say --text' if or_text else ''}." if where == field and field == "payload" else ""
         raise InvalidTrigger(f"{named}: not JSON: {error.msg} at {place}.{hint}", field=field) from None
     except (ValueError, RecursionError) as error:
         raise InvalidTrigger(f"{named}: not JSON: {error}.", field=field) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
@@ -104,9 +105,13 @@ def _from_name(name: str) -> ModuleType:
 
 
 def _importing(where: str, load: Callable[[], T]) -> T:
-    """Run the program's own code. Whatever it raises becomes one sentence, and a traceback for those who ask for one."""
+    """Run the program's own code. Whatever it raises becomes one sentence, and a traceback for those who ask for one.
+
+    What it prints meanwhile goes to stderr: stdout is for the command's answer.
+    """
     try:
-        return load()
+        with contextlib.redirect_stdout(sys.stderr):
+            return load()
     except (Exception, SystemExit) as error:
         if os.environ.get(DEBUG_VARIABLE):
             raise

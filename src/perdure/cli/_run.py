@@ -128,7 +128,7 @@ def continue_(app: App, run: RunName, wait: Wait = False, store: StoreOption = N
 def _payload(given: str | None, *, text: bool) -> Any:
     if given is None:
         return None
-    return read_text(given, "payload")[0] if text else read_json(given)
+    return read_text(given, "payload")[0] if text else read_json(given, or_text=True)
 
 
 def _check_payload(durable: DurableAgent[Any, Any], payload: Any, *, absent: bool) -> None:
@@ -138,7 +138,7 @@ def _check_payload(durable: DurableAgent[Any, Any], payload: Any, *, absent: boo
     except InvalidTrigger as error:
         if not absent:
             raise
-        raise InvalidTrigger(f"{error.message} No PAYLOAD was given: write it as JSON, @FILE or -.", **error.details) from error
+        raise InvalidTrigger(f"{error.message.rstrip('.')}. No PAYLOAD was given: write it as JSON, @FILE or -.", **error.details) from error
 
 
 async def _start(
