@@ -184,6 +184,12 @@ def lines_matching(pattern: re.Pattern[str]) -> list[str]:
     ]
 
 
+def test_no_two_test_files_have_one_name() -> None:
+    """Pytest would read only one of them: they are imported by their names alone."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
+
+
 def test_no_file_names_a_path_of_one_machine() -> None:
     """What works only where it was written does not work."""
     assert not lines_matching(MACHINE_PATHS)
