@@ -408,7 +408,7 @@ def many(count: int, noun: str) -> str:
 
 def result_table(board: Board) -> Table:
     table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
-    for name in ("e-mail", "ticket", "order", "person", "repeated"):
+    for name in ("e-mail", "ticket", "order", "for people", "repeated"):
         table.add_column(name, no_wrap=name != "repeated")
     for job in board.jobs.values():
         repeated = Text(", ".join(job.repeated) or "nothing", "" if job.repeated else "dim")
@@ -472,7 +472,8 @@ async def demo(console: Console) -> bool:
     for good, text in found:
         console.print(Text.assemble(("  ✓  ", "bold green") if good else ("  ✗  ", "bold red"), text))
     console.print()
-    console.print(Text("Call it again: nothing starts twice. With --fresh it begins anew. Look closer:", "dim"))
+    console.print(Text("Call it again: nothing starts twice. To begin anew, and to look closer:", "dim"))
+    console.print(Text(f"{shown(Path(sys.executable))} {shown(HERE / 'demo.py')} --fresh", "dim"), soft_wrap=True)
     console.print(Text(f"{shown(Path(sys.executable).parent / 'perdure')} runs list --app {shown(HERE / 'app.py')}", "dim"), soft_wrap=True)
     return all(good for good, _ in found)
 

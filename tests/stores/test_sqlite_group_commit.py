@@ -85,6 +85,13 @@ class Recorder:
         return sizes
 
 
+def half(work: Work) -> Program[None]:
+    """A write that is refused when it has written a row already."""
+    work.write("move_clock", micros=1_000_000)
+    yield from work.clock()
+    raise Conflict("Not like this.")
+
+
 async def owned(store: SqliteStore, count: int) -> list[Owner]:
     return [await Bench(store).start(f"r{at}") for at in range(count)]
 
@@ -133,12 +140,6 @@ async def test_a_refused_write_does_not_touch_its_neighbours(tmp_path: Path) -> 
 
 async def test_a_write_that_is_refused_in_its_middle_leaves_nothing(tmp_path: Path) -> None:
     """It had written rows when it was refused: they are gone, its caller hears why, and its neighbours are durable, once each."""
-
-    def half(work: Work) -> Program[None]:
-        work.write("move_clock", micros=1_000_000)
-        yield from work.clock()
-        raise Conflict("Not like this.")
-
     runtime = HeldRuntime()
     async with SqliteStore(tmp_path / "a.db", runtime) as store:
         owners = await owned(store, 2)
@@ -162,12 +163,6 @@ class Impatient(HeldRuntime):
 
 async def test_who_is_locked_out_in_the_second_round_waits_once(tmp_path: Path) -> None:
     """A lock that another process takes between the rounds and keeps: nobody hears of it after all of those before him have waited their time."""
-
-    def half(work: Work) -> Program[None]:
-        work.write("move_clock", micros=1_000_000)
-        yield from work.clock()
-        raise Conflict("Not like this.")
-
     runtime = Impatient()
     async with SqliteStore(tmp_path / "a.db", runtime) as store:
         owners = await owned(store, 5)
@@ -196,12 +191,6 @@ async def test_who_is_locked_out_in_the_second_round_waits_once(tmp_path: Path) 
 
 async def test_a_write_that_is_refused_alone_leaves_nothing(tmp_path: Path) -> None:
     """The same, with nobody beside it."""
-
-    def half(work: Work) -> Program[None]:
-        work.write("move_clock", micros=1_000_000)
-        yield from work.clock()
-        raise Conflict("Not like this.")
-
     async with SqliteStore(tmp_path / "a.db") as store:
         with pytest.raises(Conflict):
             await store._write(half)

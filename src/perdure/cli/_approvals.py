@@ -222,7 +222,7 @@ def _decide(request: str, decision: str, value: Any, *, by: str | None, reason: 
         async with engine:
             wait = await find_wait(engine, request)
             _check_decision(wait, decision, Here.of(engine, app))
-            answered = await _answer(engine, wait, decision, value, by=whoever() if by is None else by, reason=reason)
+            answered = await _answer(engine, wait, decision, value, by=whoever(by), reason=reason)
         words = {
             ResolveOutcome.RESOLVED: f"{tail(wait.id)}: {decision}. The run is {answered.run_status}{_goes_on(answered)}",
             ResolveOutcome.VOTED: f"{tail(wait.id)}: counted, {len(answered.wait.votes)} of {_quorum(answered.wait)} so far",

@@ -187,7 +187,7 @@ def settle(
     async def main() -> int:
         async with engine:
             found = await find_effect(engine, effect)
-            settled = await engine.settle(found.key, word, value, by=whoever() if by is None else by, reason=reason, via="cli")
+            settled = await engine.settle(found.key, word, value, by=whoever(by), reason=reason, via="cli")
         if json:
             output.document(effect_json(settled))
         else:

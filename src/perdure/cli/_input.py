@@ -61,8 +61,10 @@ def check_files(paths: Sequence[Path]) -> None:
             raise InvalidTrigger(f"attach: {str(path)!r} can't be read: {error.strerror}.", field="attachments") from error
 
 
-def whoever() -> str | None:
-    """The user's name on this machine, for the record of who decided."""
+def whoever(said: str | None) -> str | None:
+    """Who decided, for the record: who was `said` to, also an empty name, which the engine refuses; else the user's name on this machine."""
+    if said is not None:
+        return said
     try:
         return getpass.getuser()
     except (OSError, KeyError):

@@ -217,7 +217,7 @@ def resume(
     """
     place = Place(app, store, prefix)
     given = None if value is None else read_json(value, "value")
-    who = whoever() if by is None else by
+    who = whoever(by)
     scheduler = StorageScheduler(place.storage)
     return _acted(place, job, json, lambda: resume_job(job, place.storage, scheduler, approved=approve, value=given, reason=reason, by=who))
 

@@ -328,7 +328,7 @@ def cancel(run: RunName, by: By = None, reason: Reason = None, app: AppOption = 
     async def main() -> int:
         async with engine:
             found = await find_run(engine, run)
-            answer = await engine.cancel(found.id, reason=reason, by=whoever() if by is None else by)
+            answer = await engine.cancel(found.id, reason=reason, by=whoever(by))
         if json:
             output.document({"run": found.id, "outcome": answer.outcome, "status": str(answer.status)})
         else:

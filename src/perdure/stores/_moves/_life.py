@@ -5,8 +5,9 @@ Each works on a `Draft` that was locked whole. What is decided is decided by the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from datetime import datetime
 
 from perdure.core import answers, endings, facts, family
 from perdure.core.commit import CancelRequest, Signal
@@ -195,7 +196,7 @@ def _wake_for_child(draft: Draft) -> Program[None]:
     news = answers.child_news(draft.run, now)
     if news is not None:
         rows = yield from draft.work.rows("list_waits_for_run", run_id=draft.id, wait_id=draft.run.parent_wait)
-        yield from _wake(draft, rows, news)
+        yield from _wake(draft.work, rows, lambda _, __: news)
 
 
 def close_own_question(draft: Draft, effect: Effect) -> Program[None]:
@@ -217,13 +218,13 @@ def wake_for_effect(draft: Draft, effect: Effect) -> Program[None]:
     news = answers.effect_news(effect, now)
     if news is not None and effect.row.claim is not None:
         rows = yield from draft.work.rows("list_waits_for_effect", key=effect.key, run=draft.seq)
-        yield from _wake(draft, rows, news)
+        yield from _wake(draft.work, rows, lambda _, __: news)
 
 
-def _wake(draft: Draft, rows: Sequence[Row], news: Resolution) -> Program[None]:
-    """Close the rows that waited for this news, and wake their runs."""
+def _wake(work: Work, rows: Sequence[Row], news: Callable[[WaitPoint, datetime], Resolution | None]) -> Program[None]:
+    """Close the rows for which there is news, and wake their runs."""
     for row in rows:
-        other = yield from lock_whole(draft.work, row["run_id"])
+        other = yield from lock_whole(work, row["run_id"])
         if other is None:
             continue
         waits = yield from open_waits(other)
@@ -231,8 +232,9 @@ def _wake(draft: Draft, rows: Sequence[Row], news: Resolution) -> Program[None]:
         assert now is not None
         # Looked for again under that run's lock: somebody may have closed it a moment ago.
         for wait in [wait for wait in waits if wait.id == row["id"] and not answers.due(wait.row, now)]:
-            close(other, wait, news)
-            yield from answered(other)
+            if (word := news(wait, now)) is not None:
+                close(other, wait, word)
+                yield from answered(other)
 
 
 # ── shared budgets ─────────────────────────────────────────────────────────────────────────────────────────
@@ -255,15 +257,9 @@ def top_up(draft: Draft, of: str | None, resolution: Resolution) -> Program[None
 
 def wake_family(work: Work, eldest: str, *, topped_up: str | None = None) -> Program[None]:
     """Tell those who wait for room to look again, and after a top-up those who had come to that run's limit."""
-    rows = yield from work.rows("list_room_waits", family=eldest)
-    for row in rows:
-        other = yield from lock_whole(work, row["run_id"])
-        if other is None:
-            continue
-        waits = yield from open_waits(other)
-        now = moment(other.now)
-        assert now is not None
-        for wait in [wait for wait in waits if wait.id == row["id"] and not answers.due(wait.row, now)]:
-            if family.waits_for_room(wait.row) or (topped_up is not None and answers.cap_of(wait.row) == topped_up):
-                close(other, wait, family.room_news(now))
-                yield from answered(other)
+
+    def news(wait: WaitPoint, now: datetime) -> Resolution | None:
+        concerned = family.waits_for_room(wait.row) or (topped_up is not None and answers.cap_of(wait.row) == topped_up)
+        return family.room_news(now) if concerned else None
+
+    yield from _wake(work, (yield from work.rows("list_room_waits", family=eldest)), news)
