@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -48,35 +49,45 @@ async def follow(
 ) -> AsyncIterator[RunEvent]:  # fmt: skip
     """Events of a run with a number above `after`, and deltas between them, until it has settled.
 
-    Subscribes first, then reads, so that nothing falls between. `check` says whether it may be followed here, once somebody does.
+    Subscribes first, then reads, so that nothing falls between. Text comes where it belongs, however late somebody looks: after the step before it, before the end of
+    its own. `check` says whether it may be followed here, once somebody does.
     """
     check()
     subscription = hub.follow(run_id)
+    heard: deque[Delta | Reset] = deque()
     try:
         cursor = after
         while True:
             found = False
             events = await store.events(run_id, after=cursor)
-            # Text was streamed before its step was committed: whoever was busy meanwhile still sees it, and sees it first.
-            for item in _at_hand(subscription.news):
-                yield item
+            # Read first, heard second: what streamed before these events were committed is at hand now.
+            heard.extend(_at_hand(subscription.news))
             for event in events:
                 found, cursor = True, event.seq
                 if event.type == "run.waiting":
                     opened = await store.waits(WaitFilter(run_id=run_id, open=True))
+                    for item in _up_to(heard, max((each.row.index for each in opened), default=0)):
+                        yield item
                     yield Waiting(run_id, event.seq, [request(each) for each in opened])
                 elif event.type == "run.settled":
                     run = await store.get(run_id)
                     if run is None:
                         raise RunNotFoundError(run_id)
                     if run.status.final and run.settlement == event.data.get("settlement"):
+                        for item in _up_to(heard, None):
+                            yield item
                         yield Settled(run_id, event.seq, run)
                         return
                     yield event  # an earlier life; a retry followed
                 else:
+                    if event.type == "step.completed":
+                        for item in _up_to(heard, event.data["step"]):
+                            yield item
                     yield event
             if found:
                 continue
+            for item in _up_to(heard, None):
+                yield item
             run = await store.get(run_id)
             if run is None:
                 raise RunNotFoundError(run_id)
@@ -84,7 +95,7 @@ async def follow(
                 yield Settled(run_id, cursor, run)
                 return
             if (item := await _next(subscription.news, poll)) is not None:
-                yield item
+                heard.append(item)
     finally:
         hub.unfollow(subscription)
 
@@ -94,6 +105,12 @@ def _at_hand(news: asyncio.Queue[Delta | Reset | None]) -> Iterator[Delta | Rese
     while not news.empty():
         if (item := news.get_nowait()) is not None:
             yield item
+
+
+def _up_to(heard: deque[Delta | Reset], step: int | None) -> Iterator[Delta | Reset]:
+    """Take what belongs to this step or to one before it; None: all."""
+    while heard and (step is None or heard[0].step <= step):
+        yield heard.popleft()
 
 
 async def _next(news: asyncio.Queue[Delta | Reset | None], poll: timedelta) -> Delta | Reset | None:
