@@ -44,6 +44,8 @@ class Watcher:
         self._story = Story(engine.store, run.id, told=0 if self._after == 0 else run.next_step - 1)
         self._screen: Screen = screen_for(output)
         self._step, self._told_steps = 0, set[int]()
+        self._logged = set[int]()
+        """Steps whose text was told from the log, which may be ahead of the text that streams."""
         self._text = ""
         self._began = engine.runtime.monotonic()
         self._looked = 0.0
@@ -174,6 +176,8 @@ class Watcher:
                 self._screen.line(line)
 
     def _stream(self, delta: Delta) -> None:
+        if delta.step in self._logged:
+            return
         if delta.step != self._step:
             self._begin_step(delta.step)
         if delta.kind == "text":
@@ -186,6 +190,8 @@ class Watcher:
         self._step, self._text = step, ""
 
     async def _happened(self, event: Event) -> None:
+        if event.type == "run.retried":
+            self._logged.clear()  # steps may have the numbers of those before it
         if event.type in ("step.completed", "step.failed"):
             await self._rows()
             return
@@ -207,6 +213,7 @@ class Watcher:
     def _response(self, told: Told) -> None:
         step = told.step.row.index
         if told.text and step not in self._told_steps:
+            self._logged.add(step)
             self._begin_step(step)
             self._text = told.text
             self._screen.text(told.text)
