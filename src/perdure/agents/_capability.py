@@ -26,13 +26,14 @@ from pydantic_ai.exceptions import (
     ToolRetryError,
 )
 from pydantic_ai.messages import AgentStreamEvent, ModelMessage, ModelResponse, ToolCallPart
-from pydantic_ai.models import ModelRequestContext
+from pydantic_ai.models import Model, ModelRequestContext
 from pydantic_ai.output import OutputContext
 from pydantic_ai.run import AgentRunResult
 from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, ToolApproved, ToolDefinition, ToolDenied
 from pydantic_ai.toolsets import AbstractToolset, FunctionToolset, ToolsetTool, WrapperToolset
 
 from perdure.agents._faults import StreamCut, contained, describe, is_whole
+from perdure.agents._model import Heard, HostModel
 from perdure.agents._turn import Call, Decision, Host
 from perdure.agents._values import is_envelope, revive
 from perdure.agents._waiter import DECIDING
@@ -82,7 +83,7 @@ class Link:
     """What the hooks of one run and its session tell each other.
 
     `accept` is the gate for a response, `keep` the one for a tool's result, `restore` puts files into a request. `positions` and `retried` are of the response in
-    hand, `tools`, `outputs` and `output_retries` of the step. `valid` is the input of each call as its validation left it, `deferred` are the
+    hand, `heard` and `context` of the model call, `tools`, `outputs` and `output_retries` of the step. `valid` is the input of each call as its validation left it, `deferred` are the
     calls that wait, `late` those that do since they were approved, `edits` says of calls that were approved with another input what became of it. `stored` is a response that is processed again instead of asked for. `parked` is why the session ends.
     """
 
@@ -90,6 +91,8 @@ class Link:
     accept: Callable[[ModelResponse], Awaitable[ModelResponse]]
     keep: Callable[[Any], Awaitable[Any]]
     restore: Callable[[Sequence[ModelMessage]], Awaitable[list[ModelMessage]]]
+    heard: Heard | None = None
+    context: RunContext[Any] | None = None
     positions: dict[str, int] = field(default_factory=dict[str, int])
     tools: dict[str, KnownTool] = field(default_factory=dict[str, KnownTool])
     outputs: dict[str, ToolDefinition] = field(default_factory=dict[str, ToolDefinition])
@@ -139,7 +142,7 @@ class Link:
 
 
 class Deaf(AbstractCapability[Any]):
-    """A capability that does not look at events, and so adds no generator of its own around their stream."""
+    """A capability for whose sake nothing needs to be streamed by the loop, and which adds no generator of its own where it is."""
 
     @property
     def has_wrap_run_event_stream(self) -> bool:
@@ -157,6 +160,11 @@ class Outer(Deaf):
 
     def get_ordering(self) -> CapabilityOrdering:
         return CapabilityOrdering(position="outermost")
+
+    def wrap_run_event_stream(self, ctx: RunContext[Any], *, stream: AsyncIterable[AgentStreamEvent]) -> AsyncIterable[AgentStreamEvent]:
+        """Where the loop streams for the agent's own capabilities, what they make of its events is what is told."""
+        heard = self.link.heard
+        return stream if heard is None else heard.passing(stream)
 
     async def wrap_run(self, ctx: RunContext[Any], *, handler: Callable[[], Awaitable[AgentRunResult[Any]]]) -> AgentRunResult[Any]:
         return await contained(handler())
@@ -253,11 +261,16 @@ class Inner(Deaf):
     def get_wrapper_toolset(self, toolset: AbstractToolset[Any]) -> AbstractToolset[Any]:
         return HostToolset(toolset, self.link)
 
+    def get_wrapper_model(self, model: Model) -> Model:
+        assert self.link.heard is not None, "only a session asks the model"
+        return HostModel(model, self.link.heard, self.link.context)
+
     async def prepare_output_tools(self, ctx: RunContext[Any], tool_defs: list[ToolDefinition]) -> list[ToolDefinition]:
         self.link.output_retries = ctx.max_retries
         return tool_defs
 
     async def prepare_model_request(self, ctx: RunContext[Any], request_context: ModelRequestContext) -> ModelRequestContext:
+        self.link.context = ctx
         return replace(request_context, messages=await self.link.restore(request_context.messages))
 
     async def handle_deferred_tool_calls(self, ctx: RunContext[Any], *, requests: DeferredToolRequests) -> DeferredToolResults | None:

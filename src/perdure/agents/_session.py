@@ -21,21 +21,15 @@ from pydantic_ai.messages import (
     ModelMessage,
     ModelRequest,
     ModelResponse,
-    PartDeltaEvent,
-    PartStartEvent,
     RetryFeedbackPart,
     RetryInfo,
-    TextPart,
-    TextPartDelta,
     ThinkingPart,
-    ThinkingPartDelta,
     ToolCallPart,
     ToolReturnPart,
     UserContent,
     UserPromptPart,
 )
 from pydantic_ai.models import KnownModelName, Model
-from pydantic_ai.result import AgentStream
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.toolsets import AbstractToolset
 from pydantic_ai.usage import UsageLimits
@@ -47,10 +41,12 @@ from perdure.agents._faults import StreamCut, describe, innermost, is_quota, is_
 from perdure.agents._files import Files, common
 from perdure.agents._kinds import kind_of
 from perdure.agents._messages import text_of
+from perdure.agents._model import Heard
 from perdure.agents._turn import Answered, Call, CutOff, Finished, Host, ModelFailed, Reply, Result
 from perdure.agents._usage import usage_of, usage_of_failure
 from perdure.agents._values import Shelf, keep, shelved
 from perdure.agents._waiter import DECIDING
+from perdure.core.budget import Usage
 from perdure.core.codec import clean
 from perdure.core.errors import ExecutionError, PerdureError
 from perdure.core.runtime import Runtime
@@ -274,28 +270,21 @@ class AgentSession:
         run, node = self._run, self._node
         assert run is not None
         assert isinstance(node, ModelRequestNode), "the history ends on a response: answer it first"
-        self._tries += 1
         self.cut_off = None
-        self.host.try_begins(self._tries)
         started = self.runtime.now()
-        heard: list[str] = []
-        stream: AgentStream[Any, Any] | None = None
+        heard = self._link.heard = Heard(self.host.delta, self._try_begins)
         try:
-            async with cast("ModelRequestNode[Any, Any]", node).stream(run.ctx) as stream:
-                async for event in stream:
-                    self._hear(event, heard)
             after = await _next(run, node)
         except Exception as error:
-            failure = self._failure(error, "".join(heard), stream, started)
+            failure = self._failure(error, heard, started)
             if isinstance(failure, ModelFailed) and refuses_thinking(error):
                 # Once: the next try has nothing of it left that could be refused again.
                 failure.retryable = self._forget_thinking()
             await self._close(error)
             raise failure from (None if failure is error else error)
         except BaseException as error:
-            partial = None if stream is None else stream.response
-            if partial is not None and (partial.parts or partial.usage.has_values()):
-                self.cut_off = CutOff("".join(heard), usage_of_failure(partial))
+            if any(each.parts or each.usage.has_values() for each in heard.partial):
+                self.cut_off = CutOff(heard.text, _usage_of_failures(heard.partial))
             await self._close(error)
             raise
         self._tries = 0
@@ -305,21 +294,9 @@ class AgentSession:
             raise ExecutionError("A hook asked for another model call without a response.", code="model_error")
         return self._reply(self.history[-1], started)
 
-    def _hear(self, event: object, heard: list[str]) -> None:
-        if isinstance(event, PartStartEvent):
-            part = event.part
-            if isinstance(part, TextPart) and part.content:
-                heard.append(part.content)
-                self.host.delta("text", part.content)
-            elif isinstance(part, ThinkingPart) and part.content:
-                self.host.delta("reasoning", part.content)
-        elif isinstance(event, PartDeltaEvent):
-            delta = event.delta
-            if isinstance(delta, TextPartDelta) and delta.content_delta:
-                heard.append(delta.content_delta)
-                self.host.delta("text", delta.content_delta)
-            elif isinstance(delta, ThinkingPartDelta) and delta.content_delta:
-                self.host.delta("reasoning", delta.content_delta)
+    def _try_begins(self) -> None:
+        self._tries += 1
+        self.host.try_begins(self._tries)
 
     def _reply(self, response: ModelResponse, started: datetime) -> Reply:
         link = self._link
@@ -336,17 +313,17 @@ class AgentSession:
             finished_at=self.runtime.now(),
         )
 
-    def _failure(self, error: Exception, text: str, stream: AgentStream[Any, Any] | None, started: datetime) -> Exception:
+    def _failure(self, error: Exception, heard: Heard, started: datetime) -> Exception:
         if isinstance(error, PerdureError):
             return error
-        partial = stream.response if stream is not None else None
-        model = getattr(error, "model_name", None) or (partial.model_name if partial is not None else None)
+        partial = heard.partial
+        model = getattr(error, "model_name", None) or (partial[-1].model_name if partial else None)
         cut = isinstance(error, StreamCut)
         return ModelFailed(
             describe(error) if not cut else str(error),
             code="incomplete_response" if cut else "quota" if is_quota(error) else "model_error",
-            text=text,
-            usage=usage_of_failure(partial),
+            text=heard.text,
+            usage=_usage_of_failures(partial),
             retryable=is_transient(error),
             retry_after=retry_after(error, self.runtime.now()),
             started_at=started,
@@ -595,6 +572,12 @@ def without_sdk_retries(ctx: RunContext[Any]) -> ModelSettings:
     members: list[Any] = [innermost(each) for each in getattr(model, "models", None) or [model]]
     ignored = all("max_retries" in getattr(each, "unsupported_settings", ()) for each in members)
     return ModelSettings() if ignored else ModelSettings(max_retries=0)
+
+
+def _usage_of_failures(partial: Sequence[ModelResponse]) -> Usage:
+    """What one call cost, although it failed: one request, however many streams it took."""
+    each = [usage_of_failure(response) for response in partial] or [usage_of_failure(None)]
+    return replace(sum(each[1:], each[0]), requests=1)
 
 
 def _positions(response: ModelMessage) -> dict[str, int]:

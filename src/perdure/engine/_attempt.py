@@ -246,10 +246,7 @@ class AgentJob:
         tries = 0
         while True:
             tries += 1
-            self._try_no = tries
             self._execution.doing(self._index, "model")
-            if tries > 1:
-                self._execution.stream(Reset(self._run.id, self._index, self._run.epoch, tries))
             try:
                 self._journal.calling = True
                 reply = await session.ask()
@@ -345,7 +342,10 @@ class AgentJob:
         self._execution.stream(Delta(self._run.id, self._index, self._run.epoch, self._try_no, kind, text))
 
     def try_begins(self, try_no: int) -> None:
-        """The model call starts."""
+        """The model call starts. What an earlier try of it has streamed is void."""
+        self._try_no = try_no
+        if try_no > 1:
+            self._execution.stream(Reset(self._run.id, self._index, self._run.epoch, try_no))
 
     def validated(self, call: Call) -> None:
         """A call's input is valid: what an approval depends on is asked now, so that it is written with the response."""
