@@ -29,6 +29,8 @@ from session_host import Host, Parked, session, step, to_the_end
 from perdure.agents import Answered, Decision, Finished
 from perdure.testing.models import Reply, ScriptedModel, StrictProvider, call, calls, say
 
+pytestmark = pytest.mark.usefixtures("company")
+
 
 class Refund(BaseModel):
     amount: int

@@ -20,6 +20,8 @@ from perdure.core.limits import INLINE_MAX, PREVIEW_CHARS
 from perdure.core.trigger import Attachment, TriggerEnvelope
 from perdure.testing.models import ScriptedModel, call, calls, say
 
+pytestmark = pytest.mark.usefixtures("company")
+
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(200)) * 50
 
 

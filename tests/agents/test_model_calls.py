@@ -23,6 +23,8 @@ from perdure.agents._faults import retry_after
 from perdure.core.errors import ExecutionError
 from perdure.testing.models import ScriptedModel, StrictProvider, call, calls, cut, empty, fail, filtered, length, reset, say
 
+pytestmark = pytest.mark.usefixtures("company")
+
 
 async def test_text_and_reasoning_stream_to_the_host_while_they_come() -> None:
     """Every piece of text and of thinking is a delta of its kind, and together they are the response."""

@@ -16,6 +16,8 @@ from perdure.agents._gate import check
 from perdure.core.errors import ExecutionError
 from perdure.testing.models import ScriptedModel, StrictProvider, call, calls, empty, fail, length, say
 
+pytestmark = pytest.mark.usefixtures("company")
+
 
 class Answer(BaseModel):
     value: int

@@ -22,6 +22,8 @@ from perdure.agents._gate import check
 from perdure.core.errors import ExecutionError
 from perdure.testing.models import ScriptedModel, StrictProvider, call, calls, say
 
+pytestmark = pytest.mark.usefixtures("company")
+
 
 class Silent(Exception):
     """An exception without a message."""

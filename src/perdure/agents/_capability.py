@@ -1,4 +1,4 @@
-"""Where a session stands inside Pydantic AI's loop: two hooks of one run, and the toolset next to the tool bodies.
+"""Where a session stands inside Pydantic AI's loop: the hooks of one run, and the toolset next to the tool bodies.
 
 `Outer` is the outermost capability: it sees a response after everybody else's hooks, and an error after everybody else had a chance to handle it.
 `Inner` is the innermost: it is asked about approvals only when no capability of the user's answered, and its toolset sees the arguments that the body gets.
@@ -10,10 +10,12 @@ import asyncio
 from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, Final, Literal
 
 from pydantic import ValidationError
-from pydantic_ai import RunContext
+from pydantic_ai import Agent, RunContext
+from pydantic_ai.agent import AbstractAgent
 from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering
 from pydantic_ai.exceptions import (
     ApprovalRequired,
@@ -144,6 +146,9 @@ class Link:
 class Deaf(AbstractCapability[Any]):
     """A capability for whose sake nothing needs to be streamed by the loop, and which adds no generator of its own where it is."""
 
+    def __init__(self, link: Link) -> None:
+        self.link = link
+
     @property
     def has_wrap_run_event_stream(self) -> bool:
         return False
@@ -154,9 +159,6 @@ class Deaf(AbstractCapability[Any]):
 
 class Outer(Deaf):
     """The edge: stored responses in place of model calls, whole responses only, errors as results."""
-
-    def __init__(self, link: Link) -> None:
-        self.link = link
 
     def get_ordering(self) -> CapabilityOrdering:
         return CapabilityOrdering(position="outermost")
@@ -252,9 +254,6 @@ class Outer(Deaf):
 class Inner(Deaf):
     """The heart: tool bodies through the host, decisions from the host."""
 
-    def __init__(self, link: Link) -> None:
-        self.link = link
-
     def get_ordering(self) -> CapabilityOrdering:
         return CapabilityOrdering(position="innermost")
 
@@ -297,6 +296,30 @@ class Inner(Deaf):
             result = await link.result(decision.result) if kind != "approval" and (decision.approved or decision.answered) else None
             _decided(results, call_id, kind, decision, result)
         return results
+
+
+class Both(Outer, Inner):
+    """The edge and the heart in one, for an agent that has nothing between the two."""
+
+    def get_ordering(self) -> CapabilityOrdering:
+        return Inner.get_ordering(self)
+
+    async def handle_deferred_tool_calls(self, ctx: RunContext[Any], *, requests: DeferredToolRequests) -> DeferredToolResults | None:
+        await Outer.handle_deferred_tool_calls(self, ctx, requests=requests)
+        return await Inner.handle_deferred_tool_calls(self, ctx, requests=requests)
+
+
+@cache
+def _every_agents() -> frozenset[type]:
+    """The capabilities that every agent has. Their hooks look at nothing but the request before it goes out."""
+    return frozenset(type(each) for each in Agent().root_capability.capabilities)
+
+
+def hooks_of(agent: AbstractAgent[Any, Any], link: Link) -> list[Deaf]:
+    """The hooks of one run. One capability where one does: Pydantic AI copies the run's context for each of them, some twenty times a step."""
+    if _every_agents().issuperset(type(each) for each in agent.root_capability.capabilities):
+        return [Both(link)]
+    return [Outer(link), Inner(link)]
 
 
 def edit_note(call: Call, args: dict[str, Any]) -> str:

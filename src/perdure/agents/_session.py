@@ -36,7 +36,7 @@ from pydantic_ai.usage import UsageLimits
 from pydantic_graph import End
 
 from perdure.agents import _gate as gate
-from perdure.agents._capability import Inner, Link, Outer
+from perdure.agents._capability import Link, hooks_of
 from perdure.agents._faults import StreamCut, describe, innermost, is_quota, is_transient, refuses_thinking, retry_after
 from perdure.agents._files import Files, common
 from perdure.agents._kinds import kind_of
@@ -230,7 +230,7 @@ class AgentSession:
                 model_settings=without_sdk_retries,
                 usage_limits=UsageLimits(request_limit=None),
                 toolsets=list(self.toolsets),
-                capabilities=[Outer(link), Inner(link)],
+                capabilities=hooks_of(self.agent, link),
             )
         )
 
