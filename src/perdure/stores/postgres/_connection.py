@@ -132,7 +132,9 @@ class Connection:
 
     async def _roll_back(self) -> None:
         """Undo what is open. A connection whose state is not plain is ended: the pool makes another."""
-        if self.raw.pgconn.pipeline_status or self.raw.pgconn.transaction_status != TransactionStatus.IDLE:
+        if self._wire.amid:
+            self.finish()
+        elif self.raw.pgconn.transaction_status != TransactionStatus.IDLE:
             try:
                 await self.raw.execute("ROLLBACK")
             except psycopg.Error:

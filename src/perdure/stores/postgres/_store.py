@@ -188,11 +188,10 @@ class PostgresStore(SqlStore):
     async def _call(self, work: Callable[[Connection], Awaitable[T]]) -> T:
         """Use a connection of this loop for one transaction, again and again while others are in its way or the server is away.
 
-        In a task of its own: a caller that is cancelled must leave neither a transaction half sent nor a connection in an unknown state.
+        A caller that is cancelled in the middle ends the connection with it: nobody knows what became of what was sent.
         """
         self._refuse_when_closed()
-        task = self._runtime.spawn(persistently(self._runtime, self.address, partial(self._once, work)), name="perdure-postgres-call")
-        return await asyncio.shield(task)
+        return await persistently(self._runtime, self.address, partial(self._once, work))
 
     def _refuse_when_closed(self) -> None:
         if self._loop is None:

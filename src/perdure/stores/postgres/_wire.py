@@ -90,6 +90,11 @@ class Wire:
         self._raw, self._prepare = raw, prepare
         self._prepared: set[bytes] = set()
 
+    @property
+    def amid(self) -> bool:
+        """Whether a batch was sent whose answers were not read to their end."""
+        return bool(self._raw.pgconn.pipeline_status)
+
     async def exchange(self, statements: Sequence[tuple[Statement, Mapping[str, Any]]]) -> list[list[Row]]:
         """Send a batch; answers the rows of each statement.
 
