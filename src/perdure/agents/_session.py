@@ -287,7 +287,7 @@ class AgentSession:
                 self.cut_off = CutOff(heard.text, _usage_of_failures(heard.partial))
             await self._close(error)
             raise
-        self._tries = 0
+        self._tries, self._link.heard = 0, None
         self._node = after
         await self._follow(run.all_messages())
         if not self.history or not isinstance(self.history[-1], ModelResponse):
