@@ -64,21 +64,26 @@ class Trips:
 
 
 @asynccontextmanager
-async def two_replicas(postgres: PostgresServer, schema: str) -> AsyncIterator[tuple[PostgresStore, PostgresStore, Owner]]:
-    """The store of a run's owner, another one, and the owner: the second commit is the first that knows what to expect."""
+async def two_replicas(postgres: PostgresServer, schema: str, commits: int = 1) -> AsyncIterator[tuple[PostgresStore, PostgresStore, Owner]]:
+    """The store of a run's owner, another one, and the owner: what the next commit may expect is known from its claim, or from the commit before it."""
     async with PostgresStore(postgres.dsn, schema=schema) as ours, PostgresStore(postgres.dsn, schema=schema) as theirs:
         owner = await Bench(ours).start()
-        await owner.commit(events=EVENT)
+        for _ in range(commits):
+            await owner.commit(events=EVENT)
         yield ours, theirs, owner
+
+
+after_each = pytest.mark.parametrize("commits", [0, 1], ids=["after its claim", "after a commit"])
 
 
 async def numbers(store: PostgresStore) -> list[int]:
     return [event.seq for event in await store.events("r1")]
 
 
-async def test_a_commit_is_one_round_trip(postgres: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the first of a claim, which looks; the renewals between them change nothing of that."""
-    async with two_replicas(postgres, schema) as (store, _, owner):
+@after_each
+async def test_a_commit_is_one_round_trip(postgres: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch, commits: int) -> None:
+    """The first one of a claim, too; the renewals between them change nothing of that."""
+    async with two_replicas(postgres, schema, commits) as (store, _, owner):
         trips = Trips(monkeypatch)
         for index in range(5):
             await owner.commit(checkpoint=CheckpointWrite(index=index + 1, base=0, keep=index, append=(b"{}",)), events=EVENT)
@@ -87,30 +92,61 @@ async def test_a_commit_is_one_round_trip(postgres: PostgresServer, schema: str,
             trips.taken()
         checkpoint = await store.checkpoint("r1")
         assert checkpoint is not None and len(checkpoint.messages) == 5
-        assert await numbers(store) == [1, 2, *range(3, 9)]
+        assert await numbers(store) == list(range(1, 8 + commits))
 
 
-async def test_a_cancel_in_between_is_heard(postgres: PostgresServer, schema: str) -> None:
+async def test_a_whole_run_takes_no_more_round_trips_than_it_needs(postgres: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look of its own is one, and they are most of what a short run costs."""
+    async with PostgresStore(postgres.dsn, schema=schema) as store:
+        bench = Bench(store)
+        await bench.admit("r0")
+        taken: dict[str, int] = {}
+        trips = Trips(monkeypatch)
+        await bench.admit("r1")
+        taken["admit"] = trips.taken()
+        [run] = [run for run in await store.claim(bench.request(limit=2)) if run.id == "r1"]
+        taken["claim"], owner = trips.taken(), Owner(store, run)
+        await store.load("r1")
+        taken["load"] = trips.taken()
+        await owner.commit(events=EVENT)
+        taken["commit"] = trips.taken()
+        await owner.complete()
+        taken["settle"] = trips.taken()
+        assert taken == {"admit": 3, "claim": 4, "load": 3, "commit": 1, "settle": 3}
+
+
+async def test_a_claim_that_finds_nothing_looks_no_further(postgres: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with PostgresStore(postgres.dsn, schema=schema) as store:
+        await Bench(store).claim()
+        trips = Trips(monkeypatch)
+        assert await Bench(store).claim() == []
+        assert trips.taken() == 3
+
+
+@after_each
+async def test_a_cancel_in_between_is_heard(postgres: PostgresServer, schema: str, commits: int) -> None:
     """From another replica: the very next commit says so."""
-    async with two_replicas(postgres, schema) as (_, theirs, owner):
+    async with two_replicas(postgres, schema, commits) as (_, theirs, owner):
         assert await Bench(theirs).cancel() == "cancelling"
         answer = await owner.commit(events=EVENT)
         assert answer.cancel_requested
         assert (await owner.commit(events=EVENT)).cancel_requested
 
 
-async def test_a_signal_in_between_keeps_its_number(postgres: PostgresServer, schema: str) -> None:
+@after_each
+async def test_a_signal_in_between_keeps_its_number(postgres: PostgresServer, schema: str, commits: int) -> None:
     """Events are numbered without gaps and without twins, whoever adds them."""
-    async with two_replicas(postgres, schema) as (store, theirs, owner):
+    async with two_replicas(postgres, schema, commits) as (store, theirs, owner):
         for at in range(4):
             await theirs.signal(Signal(f"s{at}", "r1", "paid"))
-            assert (await owner.commit(events=EVENT)).first_event == 5 + 2 * at
-        assert await numbers(store) == list(range(1, 4 + 8))
+            assert (await owner.commit(events=EVENT)).first_event == 4 + commits + 2 * at
+        assert await numbers(store) == list(range(1, 3 + commits + 8))
 
 
-async def test_a_claim_that_was_lost_in_between_is_lost(postgres: PostgresServer, schema: str) -> None:
+@after_each
+async def test_a_claim_that_was_lost_in_between_is_lost(postgres: PostgresServer, schema: str, commits: int) -> None:
     """Swept and taken by another worker: nothing of the old owner's is written."""
-    async with two_replicas(postgres, schema) as (_, theirs, owner):
+    async with two_replicas(postgres, schema, commits) as (_, theirs, owner):
         await theirs.move_clock(LEASE * 2)
         await Bench(theirs).sweep()
         assert await Bench(theirs).status() is RunStatus.PENDING

@@ -14,18 +14,27 @@ from perdure.core.errors import ArtifactNotFoundError, Conflict, RunNotFoundErro
 from perdure.core.limits import KEY_RETENTION
 from perdure.core.run import Run, RunStatus
 from perdure.stores._moves import _rows
-from perdure.stores._moves._program import Program, Query, Row, Work, micros, moment, span
+from perdure.stores._moves._program import CLOCK, Program, Query, Row, Rows, Work, micros, moment, span
 
 
 def admit(work: Work, new: NewRun) -> Program[Admitted]:
     """Create the run, or answer the one that its id or key already created."""
-    now = yield from work.clock()
-    return (yield from admit_at(work, new, now))
+    [[clock], rows] = yield from work.read(CLOCK, _same_id(new))
+    return (yield from _admit(work, new, clock["now"], rows))
 
 
 def admit_at(work: Work, new: NewRun, now: int) -> Program[Admitted]:
     """As `admit`, inside a transaction that knows the time: children of a commit come this way."""
-    known = yield from _seen(work, new, now)
+    [rows] = yield from work.read(_same_id(new))
+    return (yield from _admit(work, new, now, rows))
+
+
+def _same_id(new: NewRun) -> Query:
+    return Query("get_run", {"id": new.id})
+
+
+def _admit(work: Work, new: NewRun, now: int, same_id: Rows) -> Program[Admitted]:
+    known = yield from _seen(work, new, now, same_id)
     if known is None:
         yield from _refuse_missing_attachments(work, new)
         yield from _refuse_thread_of_ancestor(work, new)
@@ -33,16 +42,15 @@ def admit_at(work: Work, new: NewRun, now: int) -> Program[Admitted]:
         if run is not None:
             return Admitted(run, created=True)
         # Another transaction was first with this id or key, and is durable by now.
-        known = yield from _seen(work, new, now)
+        known = yield from _seen(work, new, now, (yield from work.read(_same_id(new)))[0])
         assert known is not None
     return Admitted(known, created=False)
 
 
-def _seen(work: Work, new: NewRun, now: int) -> Program[Run | None]:
+def _seen(work: Work, new: NewRun, now: int, same_id: Rows) -> Program[Run | None]:
     """The run that this id or key created before."""
-    row = yield from work.row("get_run", id=new.id)
-    if row is not None:
-        return _rows.read_run(work, row)
+    if same_id:
+        return _rows.read_run(work, same_id[0])
     key = new.trigger.key
     if key is None:
         return None

@@ -63,9 +63,8 @@ def claim(work: Work, ask: ClaimRequest) -> Program[Sequence[Run]]:
     by_agent = dict(zip(limited, taken, strict=True))
     places = _Places(ask.agents, [by_agent.get(agent, ()) for agent in ask.agents])
     candidates = yield from _candidates(work, ask, places)
-    picked = yield from _take_holds(work, _pick(candidates, ask.limit, places))
-    runs = yield from _begin_all(work, ask, picked)
-    return runs
+    picked = _pick(candidates, ask.limit, places)
+    return (yield from _take_all(work, ask, picked)) if picked else []
 
 
 def _candidates(work: Work, ask: ClaimRequest, places: _Places) -> Program[list[Row]]:
@@ -97,36 +96,35 @@ def _pick(candidates: Sequence[Row], limit: int, places: _Places) -> list[tuple[
     return picked
 
 
-def _take_holds(work: Work, picked: Sequence[tuple[Row, list[_Hold]]]) -> Program[list[Row]]:
-    """Take all that each run needs or nothing: unique rows, so that two claims at once can't both find one free."""
+def _take_all(work: Work, ask: ClaimRequest, picked: Sequence[tuple[Row, list[_Hold]]]) -> Program[list[Run]]:
+    """Begin those runs that get all of what they need. They are read on the same way, after it was taken."""
     tries = [Query("take_hold", {**hold._asdict(), "run": row["seq"]}) for row, needed in picked for hold in needed]
-    answers = iter((yield from work.read(*tries)) if tries else ())
-    kept: list[Row] = []
-    for row, needed in picked:
-        # A row comes back for what is this run's now, be it new or kept from before.
-        got = [next(answers) for _ in needed]
-        if all(got):
-            kept.append(row)
-            continue
-        for hold, rows in zip(needed, got, strict=True):
-            if rows and rows[0]["taken"]:
-                work.write("drop_hold", **hold._asdict(), run=row["seq"])
-    return kept
-
-
-def _begin_all(work: Work, ask: ClaimRequest, picked: Sequence[Row]) -> Program[list[Run]]:
-    threads = [row["thread"] for row in picked if row["thread"] is not None]
+    threads = [row["thread"] for row, _ in picked if row["thread"] is not None]
     answers = yield from work.read(
-        *(Query("get_head", {"thread": thread}) for thread in threads), *(Query("get_run", {"id": row["id"]}) for row in picked), CLOCK
+        *tries, *(Query("get_head", {"thread": each}) for each in threads), *(Query("get_run", {"id": row["id"]}) for row, _ in picked), CLOCK
     )
-    heads = {thread: rows[0]["run_id"] for thread, rows in zip(threads, answers, strict=False) if rows}
+    heads = {thread: rows[0]["run_id"] for thread, rows in zip(threads, answers[len(tries) :], strict=False) if rows}
     [clock] = answers[-1]
     runs: list[Run] = []
-    for rows in answers[len(threads) : -1]:
-        draft = work.drafts[rows[0]["id"]] = Draft(work, rows[0], clock["now"], whole=True)
-        _begin(draft, ask, heads.get(draft.run.thread or ""))
-        runs.append(draft.stored())
+    for [row], taken in zip(answers[len(tries) + len(threads) : -1], _taken(work, picked, answers), strict=True):
+        if taken:
+            draft = work.drafts[row["id"]] = Draft(work, row, clock["now"], whole=True)
+            _begin(draft, ask, heads.get(draft.run.thread or ""))
+            runs.append(draft.stored())
     return runs
+
+
+def _taken(work: Work, picked: Sequence[tuple[Row, list[_Hold]]], answers: Sequence[Rows]) -> list[bool]:
+    """Whether each run got all that it needs, or nothing: unique rows, so that two claims at once can't both find one free."""
+    each, whole = iter(answers), list[bool]()
+    for row, needed in picked:
+        # A row comes back for what is this run's now, be it new or kept from before.
+        got = [next(each) for _ in needed]
+        whole.append(all(got))
+        for hold, rows in zip(needed, got, strict=True):
+            if not whole[-1] and rows and rows[0]["taken"]:
+                work.write("drop_hold", **hold._asdict(), run=row["seq"])
+    return whole
 
 
 def _begin(draft: Draft, ask: ClaimRequest, head: str | None) -> None:

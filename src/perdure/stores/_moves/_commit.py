@@ -73,6 +73,8 @@ def _long(work: Work, ask: Commit) -> Program[Committed]:
     standing = _standing(draft.row, ask)
     if standing is not _Standing.NEXT:
         return (yield from _not_applied(draft, ask, standing))
+    if ask.effects:
+        draft.unsettled = None  # this commit changes some of them
     run, first_event = draft.run, draft.row["next_event"]
     draft.row["first_event"], draft.row["ended"] = first_event, int(ask.ending is not None)
     draft.run = replace(

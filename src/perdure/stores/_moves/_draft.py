@@ -11,7 +11,7 @@ from perdure.core.run import Run, RunStatus
 from perdure.core.step import StepWrite
 from perdure.core.wait import WaitPoint
 from perdure.stores._moves import _rows
-from perdure.stores._moves._program import CLOCK, Program, Query, Row, Work, micros
+from perdure.stores._moves._program import CLOCK, Program, Query, Row, Rows, Work, micros
 
 _SAVED: Final = (
     "seq", "status", "head", "head_generation", "format", "version", "epoch", "claim_token", "commit_no", "first_event", "ended", "lease_owner",
@@ -26,6 +26,12 @@ _SAVED_BY_COMMIT: Final = (
 )  # fmt: skip
 """What `save_commit` writes: enough for a commit that neither ends nor opens anything."""
 
+
+SHORT: Final = (
+    "id", "seq", "status", "epoch", "claim_token", "commit_no", "first_event", "ended", "lease_owner", "cancel_requested", "generation", "deaths",
+    "next_event", "next_step", "tail_base", "tail_idx", "tail_length", "tail_shared", "usage", "format", "version",
+)  # fmt: skip
+"""What `lock_run` reads: the columns that a commit must know which neither ends nor opens anything."""
 
 NO_TAIL: Final = {"tail_base": -1, "tail_idx": -1, "tail_length": 0, "tail_shared": 0}
 """What the row says of the newest checkpoint of a generation that has none."""
@@ -45,6 +51,10 @@ class Draft:
         self.touched = False
         self.waits: list[WaitPoint] | None = None
         """The open wait rows, once they were asked for."""
+        self.unsettled: Rows | None = None
+        """The rows of its effects that are not settled, as they were when it was locked; for whoever asks first."""
+        self.waiters: Rows | None = None
+        """The wait rows that its settlement resolves. Nobody adds one while it is locked."""
         self._before = self._run = _rows.read_run(work, row) if whole else None
 
     @property
@@ -161,4 +171,16 @@ def lock_to_end(work: Work, run_id: str) -> Program[Draft | None]:
     waiters = yield from work.rows("list_runs_waiting_for", run_id=run_id)
     for row in waiters:
         yield from lock_whole(work, row["id"])
-    return (yield from lock_whole(work, run_id))
+    if run_id in work.drafts:
+        return work.drafts[run_id]
+    # All that an end looks at, in one go: it comes with every run, and each look of its own would be a round trip.
+    _, rows, clock, unsettled, waits, waiting = yield from work.read(
+        Query("lock_run", {"id": run_id}), Query("get_run", {"id": run_id}), CLOCK,
+        Query("list_unsettled_effects", {"id": run_id}), Query("list_open_waits", {"id": run_id}), Query("list_waits_for_run", {"run_id": run_id}),
+    )  # fmt: skip
+    if not rows:
+        return None
+    draft = work.drafts[run_id] = Draft(work, rows[0], clock[0]["now"], whole=True)
+    draft.unsettled, draft.waiters = unsettled, waiting
+    draft.waits = [_rows.read_wait(work, row) for row in waits]
+    return draft

@@ -23,7 +23,7 @@ from perdure.stores._moves._program import Program, Row, Work, moment
 def open_waits(draft: Draft) -> Program[list[WaitPoint]]:
     """The run's open rows of every generation, oldest first. Kept in the draft, which knows what this transaction opens and closes."""
     if draft.waits is None:
-        rows = yield from draft.work.rows("list_open_waits", run=draft.seq)
+        rows = yield from draft.work.rows("list_open_waits", id=draft.id)
         draft.waits = [_rows.read_wait(draft.work, row) for row in rows]
     return draft.waits
 
@@ -36,8 +36,10 @@ def current_waits(draft: Draft) -> Program[list[WaitPoint]]:
 
 def unsettled_effects(draft: Draft) -> Program[list[Effect]]:
     """Effects of the current generation that are started or unknown."""
-    rows = yield from draft.work.rows("list_unsettled_effects", run=draft.seq, generation=draft.run.generation)
-    return [_rows.read_effect(draft.work, row, draft.id) for row in rows]
+    rows, draft.unsettled = draft.unsettled, None
+    if rows is None:
+        rows = yield from draft.work.rows("list_unsettled_effects", id=draft.id)
+    return [_rows.read_effect(draft.work, row, draft.id) for row in rows if row["generation"] == draft.run.generation]
 
 
 def find_effect(work: Work, key: str) -> Program[Effect | None]:
@@ -195,7 +197,9 @@ def _wake_for_child(draft: Draft) -> Program[None]:
     assert now is not None
     news = answers.child_news(draft.run, now)
     if news is not None:
-        rows = yield from draft.work.rows("list_waits_for_run", run_id=draft.id, wait_id=draft.run.parent_wait)
+        rows = draft.waiters
+        if rows is None:
+            rows = yield from draft.work.rows("list_waits_for_run", run_id=draft.id)
         yield from _wake(draft.work, rows, lambda _, __: news)
 
 

@@ -52,8 +52,9 @@ def find(work: Work, agent: str, key: str) -> Program[Run | None]:
 def load(work: Work, run_id: str) -> Program[Loaded]:
     run = yield from _found(work, run_id)
     place = {"run": run.seq, "generation": run.generation}
-    last, effects, waits, count, recent, line = yield from work.read(
+    last, steps, effects, waits, count, recent, line = yield from work.read(
         Query("last_checkpoint", place),
+        Query("list_steps_of_last", place),
         Query("list_effects_of", {"run": run.seq}),
         Query("list_current_waits", place),
         Query("count_model_calls", place),
@@ -61,7 +62,6 @@ def load(work: Work, run_id: str) -> Program[Loaded]:
         _family.asks_for_line(run),
     )
     checkpoint = yield from _with_messages(work, run, last)
-    steps = yield from work.rows("list_steps_of", **place, idx=0 if checkpoint is None else checkpoint.index)
     mine = [_rows.read_effect(work, row, run_id) for row in effects]
     ancestors = yield from _effects_of_ancestors(work, run)
     return Loaded(

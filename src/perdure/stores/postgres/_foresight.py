@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from perdure.core.commit import Commit, Committed, Outcome
+from perdure.core.run import RunStatus
 from perdure.core.runtime import Runtime
+from perdure.stores._moves._draft import SHORT, Draft
 from perdure.stores._moves._program import CLOCK, Query, Rows, Work
 
 ROWS_MAX: Final = 10_000
@@ -42,7 +44,7 @@ class Foreseen:
 
 
 class Foresight:
-    """The rows that this process's commits left behind."""
+    """The rows that this process's claims and commits left behind."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -64,13 +66,23 @@ class Foresight:
         draft = work.drafts.get(commit.run_id)
         if draft is None or draft.whole or answer.outcome is not Outcome.APPLIED:
             return
-        if foreseen is None or draft.now != foreseen.now:
-            # It looked at the clock, be it because it found another time than was foreseen: who did not learn from that would be wrong again each time.
+        # It looked at the clock, be it because it found another time than was foreseen: who did not learn from that would be wrong again each time.
+        self._keep(draft, looked=foreseen is None or draft.now != foreseen.now)
+
+    def learn_claims(self, work: Work) -> None:
+        """Keep the rows of runs that this transaction left running: their owner may be here. What is kept of others is void."""
+        for draft in work.drafts.values():
+            self._rows.pop(draft.id, None)
+            if draft.whole and draft.run.status is RunStatus.RUNNING:
+                self._keep(draft, looked=True)
+
+    def _keep(self, draft: Draft, *, looked: bool) -> None:
+        if looked:
             # Read before the answer came, so the difference is rather too small: what is expected of the database's clock is never ahead of it.
             self._ahead = draft.now - self._micros()
         if len(self._rows) >= ROWS_MAX:
             del self._rows[next(iter(self._rows))]
-        self._rows[commit.run_id] = draft.row, draft.now
+        self._rows[draft.id] = {name: draft.row[name] for name in SHORT}, draft.now
 
     def _micros(self) -> int:
         return int(self._runtime.monotonic() * 1_000_000)

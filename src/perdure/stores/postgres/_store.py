@@ -163,6 +163,7 @@ class PostgresStore(SqlStore):
     # ── calls ──────────────────────────────────────────────────────────────────────────────────────────────
     async def _write(self, verb: Verb[T]) -> T:
         answer, work = await self._call(lambda connection: connection.write(verb))
+        self._foresight.learn_claims(work)
         if work.hints:
             self._tell(work.hints)
         return answer

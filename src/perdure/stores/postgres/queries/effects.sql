@@ -33,8 +33,8 @@ SELECT e.*, r.id AS run_id FROM perdure.effect e JOIN perdure.run r ON r.seq = e
 FOR SHARE OF e
 
 -- name: list_unsettled_effects
--- Effects of a generation that are started or unknown.
-SELECT * FROM perdure.effect WHERE run = %(run)s AND generation = %(generation)s AND state IN ('started', 'unknown') ORDER BY seq
+-- Effects that are started or unknown, of every generation.
+SELECT e.* FROM perdure.effect e JOIN perdure.run r ON r.seq = e.run WHERE r.id = %(id)s AND e.state IN ('started', 'unknown') ORDER BY e.seq
 
 -- name: list_effects_of
 -- Every effect of a run up to a generation.

@@ -44,9 +44,10 @@ SELECT e.* FROM perdure.event e WHERE e.run = (SELECT seq FROM perdure.run WHERE
 -- Rows of the log above a number, in order.
 SELECT s.* FROM perdure.step s WHERE s.run = (SELECT seq FROM perdure.run WHERE id = %(id)s) AND s.seq > %(after)s ORDER BY s.seq LIMIT %(limit)s
 
--- name: list_steps_of
--- The rows that belong to one checkpoint.
-SELECT * FROM perdure.step WHERE run = %(run)s AND generation = %(generation)s AND idx = %(idx)s ORDER BY seq
+-- name: list_steps_of_last
+-- The rows that belong to the checkpoint with the highest index, or to the index before the first one.
+SELECT * FROM perdure.step WHERE run = %(run)s AND generation = %(generation)s
+    AND idx = COALESCE((SELECT max(idx) FROM perdure.checkpoint WHERE run = %(run)s AND generation = %(generation)s), 0) ORDER BY seq
 
 -- name: count_model_calls
 -- Model calls of a generation that did not end in an error.

@@ -17,7 +17,7 @@ WHERE id = %(id)s
 
 -- name: list_open_waits
 -- A run's open rows, of every generation.
-SELECT w.*, r.id AS run_id FROM perdure.wait w JOIN perdure.run r ON r.seq = w.run WHERE w.run = %(run)s AND w.resolved_at IS NULL ORDER BY w.seq
+SELECT w.*, r.id AS run_id FROM perdure.wait w JOIN perdure.run r ON r.seq = w.run WHERE r.id = %(id)s AND w.resolved_at IS NULL ORDER BY w.seq
 
 -- name: list_current_waits
 -- Every row of one generation.
@@ -40,7 +40,7 @@ SELECT w.*, r.id AS run_id FROM perdure.wait w JOIN perdure.run r ON r.seq = w.r
 SELECT w.id, r.id AS run_id FROM perdure.wait w JOIN perdure.run r ON r.seq = w.run
 WHERE w.resolved_at IS NULL AND w.seq IN (
     SELECT seq FROM perdure.wait WHERE child = %(run_id)s AND resolved_at IS NULL
-    UNION SELECT seq FROM perdure.wait WHERE id = %(wait_id)s
+    UNION SELECT seq FROM perdure.wait WHERE id = (SELECT parent_wait FROM perdure.run WHERE id = %(run_id)s)
 ) ORDER BY w.seq
 
 -- name: list_runs_waiting_for

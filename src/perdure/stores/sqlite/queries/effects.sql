@@ -31,8 +31,8 @@ WHERE e.run = (SELECT seq FROM run WHERE id = :run_id) AND e.generation = :gener
 SELECT e.*, r.id AS run_id FROM effect e JOIN run r ON r.seq = e.run WHERE e.claim = :claim AND e.state IN ('started', 'done', 'unknown')
 
 -- name: list_unsettled_effects
--- Effects of a generation that are started or unknown.
-SELECT * FROM effect WHERE run = :run AND generation = :generation AND state IN ('started', 'unknown') ORDER BY seq
+-- Effects that are started or unknown, of every generation.
+SELECT e.* FROM effect e JOIN run r ON r.seq = e.run WHERE r.id = :id AND e.state IN ('started', 'unknown') ORDER BY e.seq
 
 -- name: list_effects_of
 -- Every effect of a run up to a generation.

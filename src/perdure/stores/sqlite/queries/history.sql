@@ -44,9 +44,10 @@ SELECT e.* FROM event e WHERE e.run = (SELECT seq FROM run WHERE id = :id) AND e
 -- Rows of the log above a number, in order.
 SELECT s.* FROM step s WHERE s.run = (SELECT seq FROM run WHERE id = :id) AND s.seq > :after ORDER BY s.seq LIMIT :limit
 
--- name: list_steps_of
--- The rows that belong to one checkpoint.
-SELECT * FROM step WHERE run = :run AND generation = :generation AND idx = :idx ORDER BY seq
+-- name: list_steps_of_last
+-- The rows that belong to the checkpoint with the highest index, or to the index before the first one.
+SELECT * FROM step WHERE run = :run AND generation = :generation
+    AND idx = COALESCE((SELECT max(idx) FROM checkpoint WHERE run = :run AND generation = :generation), 0) ORDER BY seq
 
 -- name: count_model_calls
 -- Model calls of a generation that did not end in an error.

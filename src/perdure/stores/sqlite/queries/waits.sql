@@ -17,7 +17,7 @@ WHERE id = :id
 
 -- name: list_open_waits
 -- A run's open rows, of every generation.
-SELECT w.*, r.id AS run_id FROM wait w JOIN run r ON r.seq = w.run WHERE w.run = :run AND w.resolved_at IS NULL ORDER BY w.seq
+SELECT w.*, r.id AS run_id FROM wait w JOIN run r ON r.seq = w.run WHERE r.id = :id AND w.resolved_at IS NULL ORDER BY w.seq
 
 -- name: list_current_waits
 -- Every row of one generation.
@@ -40,7 +40,7 @@ SELECT w.*, r.id AS run_id FROM wait w JOIN run r ON r.seq = w.run WHERE w.id = 
 SELECT w.id, r.id AS run_id FROM wait w JOIN run r ON r.seq = w.run
 WHERE w.resolved_at IS NULL AND w.seq IN (
     SELECT seq FROM wait WHERE child = :run_id AND resolved_at IS NULL
-    UNION SELECT seq FROM wait WHERE id = :wait_id
+    UNION SELECT seq FROM wait WHERE id = (SELECT parent_wait FROM run WHERE id = :run_id)
 ) ORDER BY w.seq
 
 -- name: list_runs_waiting_for
